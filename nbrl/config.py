@@ -1,0 +1,386 @@
+"""L1, the settings: one small frozen dataclass a component, and the one place that judges them.
+
+May import ``functional`` and ``errors``. Values are checked by :func:`check_config`, which a
+verb calls before it starts work, so that all problems of a request come in one message.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from nbrl.errors import all_problems
+
+SCHEDULES = (
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_min_lr",
+    "inverse_sqrt",
+)
+DTYPES = ("float32", "bfloat16")
+ENGINES = ("hf",)
+TRAINERS = ("local",)
+KL_KINDS = ("k1", "k2", "k3")
+SURROGATES = ("ppo", "gspo", "cispo", "sapo", "reinforce")
+CORRECTIONS = ("tis", "icepop", "seq-mask-tis")
+AGGREGATIONS = (
+    "token-mean",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How answers are drawn.
+
+    ``temperature=0`` is greedy. Rollout log-probs are those of the full softmax at this
+    temperature (at 1 when greedy), whatever ``top_p`` and ``top_k`` cut away.
+    ``max_new_tokens=None`` means: up to the model's context length.
+    ``seed`` salts the seed tree: another value draws other answers to the same prompts.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+    @property
+    def logprob_temperature(self) -> float:
+        """The temperature that divides the logits when log-probs are computed."""
+        return self.temperature if self.temperature > 0 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KL:
+    """A penalty on the distance to the reference policy.
+
+    Passed to ``compute_advantages`` it is subtracted from the per-token reward; passed to
+    ``PolicyLoss`` it is a term of the loss. One of the two, never both.
+    ``unbiased_gradient`` keeps the value of ``kind`` but gives every kind the gradient of the
+    reverse KL; it means something in the loss only.
+    """
+
+    coef: float = 0.01
+    kind: str = "k1"
+    clamp: float | None = 10.0
+    unbiased_gradient: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shaping:
+    """What happens to raw rewards before and after the group baseline.
+
+    In this order: groups whose mean raw reward is not strictly inside ``reward_range`` are
+    dropped (DAPO's dynamic filtering); the overlong penalty and the stop-properly penalty
+    change the reward; the group baseline is taken; the result is clipped to ``reward_clip``.
+    """
+
+    reward_range: tuple[float, float] | None = None
+    overlong_buffer: int | None = None
+    overlong_penalty: float = 1.0
+    stop_properly: float | None = None
+    reward_clip: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyLoss:
+    """A policy loss as four independent choices: surrogate, correction, KL term, aggregation.
+
+    ``norm_length`` is the constant divisor of ``"seq-mean-token-sum-norm"``; ``None`` takes the
+    rollouts' ``max_new_tokens``. ``correction_low`` and ``correction_high`` bound the
+    importance weight from sampler to trainer.
+    """
+
+    surrogate: str = "ppo"
+    eps_low: float = 0.2
+    eps_high: float = 0.2
+    dual_clip: float | None = None
+    aggregation: str = "token-mean"
+    norm_length: int | None = None
+    correction: str | None = None
+    correction_low: float = 0.5
+    correction_high: float = 5.0
+    kl: KL | None = None
+    entropy_coef: float = 0.0
+    value_coef: float = 1.0
+    value_clip: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lora:
+    """A low-rank adapter (PEFT) that is trained in place of the weights."""
+
+    rank: int = 16
+    alpha: float = 16.0
+    dropout: float = 0.0
+    target_modules: str | tuple[str, ...] = "all-linear"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Where the policy comes from: ``"tiny"``, a folder, or a name on the hub.
+
+    ``gguf_file`` names the file inside the folder for quantised checkpoints, which are
+    loaded dequantised.
+    """
+
+    path: str = "tiny"
+    _: KW_ONLY
+    dtype: str = "float32"
+    revision: str | None = None
+    gguf_file: str | None = None
+    attention: str = "sdpa"
+    lora: Lora | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What generates. ``"hf"`` is transformers in this process, sharing the trainer's weights.
+
+    ``max_batch`` is the number of samples decoded side by side.
+    """
+
+    kind: str = "hf"
+    _: KW_ONLY
+    max_batch: int = 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimizer:
+    """AdamW and its learning-rate schedule.
+
+    ``lr`` is the peak. ``schedule`` is one of transformers' names; those that end need
+    ``total_steps``. ``warmup_steps`` rises linearly from 0. ``max_grad_norm=None`` does not clip.
+    """
+
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = 1.0
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    total_steps: int | None = None
+    min_lr_ratio: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Critic:
+    """A value model: the policy's architecture with a scalar head, and its own optimizer.
+
+    ``path=None`` starts from the policy's weights.
+    """
+
+    path: str | None = None
+    optimizer: Optimizer = dataclasses.field(default_factory=lambda: Optimizer(lr=9e-6))
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """What learns. ``"local"`` is plain torch in this process.
+
+    ``micro_batch_tokens`` bounds rows x width of one forward pass; smaller ones accumulate
+    gradients and give the same step.
+    """
+
+    kind: str = "local"
+    _: KW_ONLY
+    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
+    critic: Critic | None = None
+    micro_batch_tokens: int = 16384
+    gradient_checkpointing: bool = False
+
+
+Check = Callable[[Any], Iterator[str]]
+
+
+def _bounded(
+    name: str,
+    value: float | None,
+    low: float = float("-inf"),
+    high: float = float("inf"),
+    *,
+    open_low: bool = False,
+) -> Iterator[str]:
+    """A problem where a number lies outside its interval; ``None`` always passes."""
+    if value is None:
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and low <= value <= high and not (open_low and value == low):
+        return
+    left = "(" if open_low or low == float("-inf") else "["
+    right = ")" if high == float("inf") else "]"
+    yield f"{name} must be a number in {left}{low:g}, {high:g}{right}; got {value!r}"
+
+
+def _among(name: str, value: object, known: Iterable[str]) -> Iterator[str]:
+    """A problem where a name is not in a table."""
+    listed = list(known)
+    if value not in listed:
+        yield f"{name} {value!r} is unknown; known: {', '.join(listed)}"
+
+
+def _whole(name: str, value: int | None, low: int) -> Iterator[str]:
+    """A problem where something is not an integer from ``low`` up; ``None`` always passes."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        yield f"{name} must be a whole number >= {low}; got {value!r}"
+
+
+def _interval(name: str, value: tuple[float, float] | None) -> Iterator[str]:
+    """A problem where a pair is not (low, high) with low < high."""
+    if value is not None and not (len(value) == 2 and value[0] < value[1]):
+        yield f"{name} must be (low, high) with low < high; got {value!r}"
+
+
+def _sampling(c: Sampling) -> Iterator[str]:
+    yield from _bounded("Sampling.temperature", c.temperature, 0.0)
+    yield from _bounded("Sampling.top_p", c.top_p, 0.0, 1.0, open_low=True)
+    yield from _whole("Sampling.top_k", c.top_k, 0)
+    yield from _whole("Sampling.max_new_tokens", c.max_new_tokens, 1)
+    yield from _whole("Sampling.seed", c.seed, 0)
+    if isinstance(c.stop, str) or any(not isinstance(s, str) or not s for s in c.stop):
+        yield f"Sampling.stop must be a tuple of non-empty strings; got {c.stop!r}"
+    if c.temperature == 0 and (c.top_p < 1 or c.top_k > 0):
+        yield "Sampling.top_p and top_k have no effect with temperature=0 (greedy); drop them"
+
+
+def _kl(c: KL) -> Iterator[str]:
+    yield from _bounded("KL.coef", c.coef, 0.0)
+    yield from _among("KL.kind", c.kind, KL_KINDS)
+    yield from _bounded("KL.clamp", c.clamp, 0.0, open_low=True)
+
+
+def _shaping(c: Shaping) -> Iterator[str]:
+    yield from _interval("Shaping.reward_range", c.reward_range)
+    yield from _interval("Shaping.reward_clip", c.reward_clip)
+    yield from _whole("Shaping.overlong_buffer", c.overlong_buffer, 1)
+    yield from _bounded("Shaping.overlong_penalty", c.overlong_penalty, 0.0, open_low=True)
+    yield from _bounded("Shaping.stop_properly", c.stop_properly, high=1.0)
+    if c.overlong_buffer is None and c.overlong_penalty != 1.0:
+        yield "Shaping.overlong_penalty has no effect without overlong_buffer; pass both"
+
+
+def _policy_loss(c: PolicyLoss) -> Iterator[str]:
+    yield from _among("PolicyLoss.surrogate", c.surrogate, SURROGATES)
+    yield from _bounded("PolicyLoss.eps_low", c.eps_low, 0.0, open_low=True)
+    yield from _bounded("PolicyLoss.eps_high", c.eps_high, 0.0, open_low=True)
+    yield from _bounded("PolicyLoss.dual_clip", c.dual_clip, 1.0, open_low=True)
+    yield from _among("PolicyLoss.aggregation", c.aggregation, AGGREGATIONS)
+    yield from _whole("PolicyLoss.norm_length", c.norm_length, 1)
+    yield from _bounded("PolicyLoss.entropy_coef", c.entropy_coef)
+    yield from _bounded("PolicyLoss.value_coef", c.value_coef, 0.0)
+    yield from _bounded("PolicyLoss.value_clip", c.value_clip, 0.0, open_low=True)
+    if c.norm_length is not None and c.aggregation != "seq-mean-token-sum-norm":
+        yield f"PolicyLoss.norm_length has no effect with aggregation={c.aggregation!r}; drop it"
+    if c.dual_clip is not None and c.surrogate not in ("ppo", "gspo"):
+        yield f"PolicyLoss.dual_clip has no effect with surrogate={c.surrogate!r}; drop it"
+    if c.correction is None:
+        if (c.correction_low, c.correction_high) != (0.5, 5.0):
+            yield "PolicyLoss.correction_low/high have no effect without correction; name one"
+    else:
+        yield from _among("PolicyLoss.correction", c.correction, CORRECTIONS)
+        yield from _interval(
+            "PolicyLoss.(correction_low, correction_high)", (c.correction_low, c.correction_high)
+        )
+    if c.kl is not None:
+        yield from _kl(c.kl)
+
+
+def _optimizer(c: Optimizer) -> Iterator[str]:
+    yield from _bounded("Optimizer.lr", c.lr, 0.0)
+    yield from _bounded("Optimizer.eps", c.eps, 0.0, open_low=True)
+    yield from _bounded("Optimizer.weight_decay", c.weight_decay, 0.0)
+    yield from _bounded("Optimizer.max_grad_norm", c.max_grad_norm, 0.0, open_low=True)
+    yield from _among("Optimizer.schedule", c.schedule, SCHEDULES)
+    yield from _whole("Optimizer.warmup_steps", c.warmup_steps, 0)
+    yield from _whole("Optimizer.total_steps", c.total_steps, 1)
+    for beta in c.betas:
+        yield from _bounded("Optimizer.betas", beta, 0.0, 1.0)
+    ends = c.schedule in ("linear", "cosine", "cosine_with_min_lr")
+    if ends and c.total_steps is None:
+        yield f"Optimizer.schedule={c.schedule!r} needs total_steps; pass it"
+    if not ends and c.total_steps is not None:
+        yield f"Optimizer.total_steps has no effect with schedule={c.schedule!r}; drop it"
+    if c.warmup_steps and c.schedule == "constant":
+        yield "Optimizer.warmup_steps has no effect with schedule='constant'; use 'constant_with_warmup'"
+    if (c.min_lr_ratio is not None) != (c.schedule == "cosine_with_min_lr"):
+        yield "Optimizer.min_lr_ratio belongs to schedule='cosine_with_min_lr'; pass both or neither"
+
+
+def _critic(c: Critic) -> Iterator[str]:
+    yield from _optimizer(c.optimizer)
+
+
+def _trainer(c: Trainer) -> Iterator[str]:
+    yield from _among("Trainer.kind", c.kind, TRAINERS)
+    yield from _whole("Trainer.micro_batch_tokens", c.micro_batch_tokens, 1)
+    yield from _optimizer(c.optimizer)
+    if c.critic is not None:
+        yield from _critic(c.critic)
+
+
+def _engine(c: Engine) -> Iterator[str]:
+    yield from _among("Engine.kind", c.kind, ENGINES)
+    yield from _whole("Engine.max_batch", c.max_batch, 1)
+
+
+def _lora(c: Lora) -> Iterator[str]:
+    yield from _whole("Lora.rank", c.rank, 1)
+    yield from _bounded("Lora.alpha", c.alpha, 0.0, open_low=True)
+    yield from _bounded("Lora.dropout", c.dropout, 0.0, 1.0)
+
+
+def _model(c: Model) -> Iterator[str]:
+    yield from _among("Model.dtype", c.dtype, DTYPES)
+    if not c.path:
+        yield "Model.path is empty; pass 'tiny', a folder, or a name on the hub"
+    if c.lora is not None:
+        yield from _lora(c.lora)
+
+
+CHECKS: Mapping[type, Check] = {
+    Sampling: _sampling,
+    KL: _kl,
+    Shaping: _shaping,
+    PolicyLoss: _policy_loss,
+    Optimizer: _optimizer,
+    Critic: _critic,
+    Trainer: _trainer,
+    Engine: _engine,
+    Lora: _lora,
+    Model: _model,
+}
+
+
+def check_config(asked: str, *components: object, extra: Iterable[str] = ()) -> None:
+    """Raise one :class:`~nbrl.errors.ConfigError` that lists every problem of a request.
+
+    Args:
+        asked: The request in words, for the head of the message.
+        components: Settings from this module; ``None`` is passed over.
+        extra: Problems that only the caller can see, e.g. rules across components.
+    """
+    problems = [p for c in components if c is not None for p in CHECKS[type(c)](c)]
+    problems.extend(extra)
+    if problems:
+        raise all_problems(asked, problems)
+
+
+def to_spec(component: Any) -> Any:
+    """The settings as plain JSON-able data, for the echo that every result carries."""
+    if dataclasses.is_dataclass(component) and not isinstance(component, type):
+        named = {f.name: getattr(component, f.name) for f in dataclasses.fields(component)}
+        return {k: to_spec(v) for k, v in named.items() if k != "_"}
+    if isinstance(component, Mapping):
+        return {str(k): to_spec(v) for k, v in component.items()}
+    if isinstance(component, list | tuple):
+        return [to_spec(v) for v in component]
+    return component

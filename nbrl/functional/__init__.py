@@ -1,0 +1,1 @@
+"""L0, the maths: tensors in, tensors out. May import torch and nothing else."""

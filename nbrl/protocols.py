@@ -1,0 +1,145 @@
+"""L1, the joints: what the driver asks of engines and trainers, and the values it hands them.
+
+May import ``types``, ``config``, ``functional`` and ``errors``. Rooms of ``backends`` meet only
+through this file.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nbrl.config import PolicyLoss, Sampling
+from nbrl.types import Metric
+
+Advance = Callable[[int, int], None]
+"""Called by a worker with (units done, tokens done) since the last call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationRequest:
+    """One prompt and the seeds of the samples wanted from it; the prompt is prefilled once.
+
+    Example: ``GenerationRequest(prompt_id="arithmetic-0", token_ids=(5, 9, 3), seeds=(17, 18))``
+    asks for two samples.
+    """
+
+    prompt_id: str
+    token_ids: tuple[int, ...]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Generation:
+    """One sampled answer.
+
+    ``token_ids`` int32 ``[T]`` are the sampled ids, EOS included where it was sampled.
+    ``logprobs`` float32 ``[T]`` are those of the full softmax at the sampling temperature.
+    ``finish_reason`` is ``stop`` (EOS or a stop string), ``length`` or ``error``. A sample that
+    is not finished when generation is interrupted is left out.
+    """
+
+    prompt_id: str
+    sample_index: int
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    finish_reason: str
+    version: int
+    seconds: float
+    error: str | None = None
+
+
+class RolloutEngine(Protocol):
+    """Something that samples from the policy."""
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], sampling: Sampling, advance: Advance
+    ) -> list[Generation]:
+        """Finished samples, those of a request in order of their seeds.
+
+        A sample depends on the weights, its prompt, its seed and the sampling settings only, not
+        on what is generated beside it. On KeyboardInterrupt the finished samples are returned.
+        """
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take over the trainer's weights under this version number."""
+        ...
+
+    def describe(self) -> Mapping[str, object]:
+        """What is resident: kind, device, bytes, version."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MicroBatch:
+    """Some samples as tensors: prompts padded on the left, responses on the right.
+
+    Columns ``prompt_width:`` of ``input_ids`` are the response region of ``T`` columns; every
+    token column below is ``[n, T]`` over it. ``mask`` is True on policy tokens that count.
+    ``columns`` holds those of ``advantages, returns, old_logprobs, rollout_logprobs,
+    ref_logprobs, values`` that apply. ``temperature`` divides each row's logits.
+
+    Example: prompts of 3 and 4 tokens answered with 2 and 1 tokens give ``input_ids [2, 6]``,
+    ``prompt_width`` 4, ``T`` 2 and ``mask [[1, 1], [1, 0]]``.
+    """
+
+    rows: Int[np.ndarray, " n"]
+    """Where each sample stands in the batch that was cut into micro-batches."""
+    input_ids: Int[Tensor, "n L"]
+    attention_mask: Bool[Tensor, "n L"]
+    prompt_width: int
+    mask: Bool[Tensor, "n T"]
+    temperature: Float[Tensor, " n"]
+    columns: Mapping[str, Float[Tensor, "n T"]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LossTerms:
+    """What a loss says of a batch: metrics, and token columns a micro-batch (``ratio, clipped, loss``)."""
+
+    metrics: Mapping[str, Metric]
+    tokens: Sequence[Mapping[str, Tensor]]
+    """One mapping a micro-batch, each tensor ``[n, T]``, in the order of the micro-batches given."""
+    sketch: np.ndarray | None = None
+    """A seeded random projection of the gradient, float32 ``[D]``; from ``probe`` only."""
+
+
+class Trainer(Protocol):
+    """Something that holds the policy's weights and changes them."""
+
+    def annotate(
+        self, batches: Sequence[MicroBatch], wanted: Sequence[str], advance: Advance
+    ) -> dict[str, list[Tensor]]:
+        """Token columns ``[n, T]`` a micro-batch, of ``old_logprobs, ref_logprobs, values, entropy``."""
+        ...
+
+    def probe(
+        self, batches: Sequence[MicroBatch], losses: Mapping[str, PolicyLoss], advance: Advance
+    ) -> dict[str, LossTerms]:
+        """Each loss's value, metrics and gradient sketch on one shared forward pass; changes nothing."""
+        ...
+
+    def step(
+        self,
+        minibatches: Sequence[Sequence[MicroBatch]],
+        loss: PolicyLoss,
+        advance: Advance,
+    ) -> list[LossTerms]:
+        """One optimizer step a minibatch, in order; all of them or, on any exception, none.
+
+        Where ``old_logprobs`` is not among a micro-batch's columns, the weights before the step
+        are the ones it was sampled with, and the log-probs of its own forward pass are used.
+        """
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The policy's parameters by their names in the checkpoint."""
+        ...
+
+    def describe(self) -> Mapping[str, object]:
+        """What is resident: kind, device, dtype, parameters, bytes, version."""
+        ...

@@ -1,0 +1,54 @@
+"""L1, the values on the path: frozen, columnar, joined by id, each containing the one before it."""
+
+import os
+
+from nbrl.types import storage
+from nbrl.types.results import Evaluation, Metric, Probe, StepResult
+from nbrl.types.samples import (
+    SOURCE_ENVIRONMENT,
+    SOURCE_POLICY,
+    SOURCE_PROMPT,
+    Advantaged,
+    Prompts,
+    Rollouts,
+    Scored,
+)
+
+Value = Prompts | Rollouts | Scored | Advantaged
+
+__all__ = [
+    "SOURCE_ENVIRONMENT",
+    "SOURCE_POLICY",
+    "SOURCE_PROMPT",
+    "Advantaged",
+    "Evaluation",
+    "Metric",
+    "Probe",
+    "Prompts",
+    "Rollouts",
+    "Scored",
+    "StepResult",
+    "Value",
+    "load",
+]
+
+
+def load(path: str | os.PathLike) -> Value:
+    """The value that was saved at ``path``, with its parents and specs.
+
+    Raises:
+        DataError: The folder holds no saved value, or one of a newer schema.
+    """
+    value: Value | None = None
+    for link, table, spec in storage.read_links(path):
+        value = _BUILD[link](table, value, spec)
+    assert value is not None
+    return value
+
+
+_BUILD = {
+    "prompts": lambda table, _, spec: Prompts(table=table, spec=spec),
+    "rollouts": lambda table, parent, spec: Rollouts(table=table, prompts=parent, spec=spec),
+    "scored": lambda table, parent, spec: Scored(table=table, rollouts=parent, spec=spec),
+    "advantaged": lambda table, parent, spec: Advantaged(table=table, scored=parent, spec=spec),
+}

@@ -1,0 +1,343 @@
+"""The four values on the path from prompts to a training batch.
+
+Each is frozen, columnar, and *contains* the one before it. A token column has one entry for
+every token of its row: ``len(token_ids)``; outside policy tokens it holds 0 (or False).
+Token ids are the record; the text columns are a view of them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from nbrl.errors import DataError
+from nbrl.types import columns, storage
+
+SOURCE_PROMPT, SOURCE_POLICY, SOURCE_ENVIRONMENT = 0, 1, 2
+
+Keep = Callable[[dict], bool] | Sequence[bool] | np.ndarray
+
+PROMPT_COLUMNS = pa.schema(
+    [
+        ("prompt_id", pa.string()),
+        ("prompt", pa.string()),
+        ("messages", pa.string()),
+        ("label", pa.string()),
+        ("metadata", pa.string()),
+    ]
+)
+ROLLOUT_COLUMNS = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("prompt_id", pa.string()),
+        ("group_id", pa.string()),
+        ("response", pa.string()),
+        ("finish_reason", pa.string()),
+        ("truncated", pa.bool_()),
+        ("temperature", pa.float64()),
+        ("seed", pa.uint64()),
+        ("version_min", pa.int64()),
+        ("version_max", pa.int64()),
+        ("num_turns", pa.int32()),
+        ("seconds", pa.float64()),
+        ("error", pa.string()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("source", pa.list_(pa.int8())),
+        ("rollout_logprobs", pa.list_(pa.float32())),
+        ("policy_version", pa.list_(pa.int64())),
+    ]
+)
+SCORED_COLUMNS = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("total", pa.float64()),
+        ("status", pa.string()),
+        ("error", pa.string()),
+    ]
+)
+ADVANTAGED_COLUMNS = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("reward", pa.float64()),
+        ("group_mean", pa.float64()),
+        ("group_std", pa.float64()),
+        ("live", pa.bool_()),
+        ("mask", pa.list_(pa.bool_())),
+        ("advantages", pa.list_(pa.float32())),
+        ("returns", pa.list_(pa.float32())),
+        ("kl", pa.list_(pa.float32())),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prompts:
+    """Questions, one a row, each with an id that no other row of the data has.
+
+    Two rows with the same text are two prompts: ids come from the row, not from the text.
+    ``messages`` and ``metadata`` hold JSON; ``label`` is what the reward compares with.
+    A column ``token_ids`` may be there where the tokenizer is known.
+
+    Example: ``7+5=`` with label ``12`` is the row ``{"prompt_id": "arithmetic-0",
+    "prompt": "7+5=", "messages": None, "label": "12", "metadata": "{}"}``.
+    """
+
+    table: pa.Table
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        columns.check_columns(self.table, PROMPT_COLUMNS, "Prompts")
+        columns.check_unique(self.table, "prompt_id", "Prompts")
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def __getitem__(self, rows: columns.Rows) -> "dict[str, Any] | Prompts":
+        return _rows(self, rows)
+
+    def take(self, indices: np.ndarray) -> "Prompts":
+        """These rows, in this order."""
+        return dataclasses.replace(self, table=self.table.take(pa.array(indices, pa.int64())))
+
+    def filter(self, keep: Keep) -> "Prompts":
+        """The rows where a mask is True, or a predicate on the row's dict."""
+        return self.take(columns.rows_kept(keep, len(self), lambda i: _row(self, i)))
+
+    def select(self, ids: Sequence[str]) -> "Prompts":
+        """The rows with these prompt ids, in this order."""
+        return self.take(columns.indices_of(self.table.column("prompt_id"), ids))
+
+    def to_arrow(self) -> pa.Table:
+        """All columns."""
+        return self.table
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All columns as a frame."""
+        return self.to_arrow().to_pandas()
+
+    def save(self, path: str) -> None:
+        """Write to the folder ``path`` so that :func:`nbrl.load` gives the same value back."""
+        storage.save(self, path)
+
+    def __repr__(self) -> str:
+        labelled = len(self) - self.table.column("label").null_count
+        return f"Prompts({len(self)} prompts, {labelled} with a label)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Rollouts:
+    """Sampled answers, one a row, with the prompts they answer.
+
+    ``finish_reason`` is ``stop``, ``length``, ``interrupted`` or ``error``; ``truncated`` is
+    True where the answer was cut (not where it ended with EOS at the limit). ``source`` marks
+    each token as prompt (0), policy (1) or environment (2). ``rollout_logprobs`` are the
+    engine's, float32, at the sampling temperature. ``annotate`` adds ``old_logprobs``,
+    ``ref_logprobs``, ``values`` and ``entropy``.
+
+    Example: the prompt ``7+5=`` (4 tokens) answered with ``12`` and EOS is a row with
+    ``token_ids`` of length 7, ``source`` ``[0,0,0,0,1,1,1]``, ``sample_id``
+    ``"arithmetic-0@3#1"``: prompt, policy version 3, sample 1 of group ``"arithmetic-0@3"``.
+    """
+
+    table: pa.Table
+    prompts: Prompts
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        columns.check_columns(self.table, ROLLOUT_COLUMNS, "Rollouts")
+        columns.check_unique(self.table, "sample_id", "Rollouts")
+        columns.check_same_lengths(self.table, "token_ids", "Rollouts")
+        columns.indices_of(self.prompts.table.column("prompt_id"), self.table.column("prompt_id"))
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def __getitem__(self, rows: columns.Rows) -> "dict[str, Any] | Rollouts":
+        return _rows(self, rows)
+
+    def take(self, indices: np.ndarray) -> "Rollouts":
+        """These rows, in this order, with only the prompts that they answer."""
+        table = self.table.take(pa.array(indices, pa.int64()))
+        used = self.prompts.select(table.column("prompt_id").unique().to_pylist())
+        return dataclasses.replace(self, table=table, prompts=used)
+
+    def filter(self, keep: Keep) -> "Rollouts":
+        """The rows where a mask is True, or a predicate on the row's dict."""
+        return self.take(columns.rows_kept(keep, len(self), lambda i: _row(self, i)))
+
+    def select(self, ids: Sequence[str]) -> "Rollouts":
+        """The rows with these sample ids, in this order."""
+        return self.take(columns.indices_of(self.table.column("sample_id"), ids))
+
+    def with_columns(self, added: Mapping[str, pa.Array]) -> "Rollouts":
+        """The same rows with columns added or replaced."""
+        return dataclasses.replace(self, table=columns.with_columns(self.table, added))
+
+    def to_arrow(self) -> pa.Table:
+        """All columns, each prompt's own ones repeated beside its samples."""
+        at = columns.indices_of(
+            self.prompts.table.column("prompt_id"), self.table.column("prompt_id")
+        )
+        return _beside(self.table, self.prompts.table.take(pa.array(at)), drop=("token_ids",))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All columns as a frame."""
+        return self.to_arrow().to_pandas()
+
+    def save(self, path: str) -> None:
+        """Write to the folder ``path`` so that :func:`nbrl.load` gives the same value back."""
+        storage.save(self, path)
+
+    def __repr__(self) -> str:
+        cut = np.count_nonzero(self.table.column("truncated").to_numpy())
+        share = f", {cut / len(self):.0%} truncated" if len(self) else ""
+        return f"Rollouts({len(self)} samples of {len(self.prompts)} prompts{share})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Scored:
+    """Rewards, one row a sample, in the order of the rollouts they belong to.
+
+    ``total`` is what training uses; it is null where ``status`` is not ``ok`` (``error``,
+    ``timeout``, ``unparsed``, ``excluded``). A component named ``c`` has the columns ``c``,
+    ``c.status``, ``c.error``, ``c.seconds`` and ``c.extras`` (JSON). A list column
+    ``token_rewards`` may be there. ``spec["fingerprints"]`` holds a hash of each reward's source.
+
+    Example: ``{"sample_id": "arithmetic-0@3#1", "total": 1.0, "status": "ok", "error": None,
+    "reward": 1.0, "reward.status": "ok", ...}``.
+    """
+
+    table: pa.Table
+    rollouts: Rollouts
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        columns.check_columns(self.table, SCORED_COLUMNS, "Scored")
+        _check_same_ids(self.table, self.rollouts.table, "Scored")
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def __getitem__(self, rows: columns.Rows) -> "dict[str, Any] | Scored":
+        return _rows(self, rows)
+
+    def take(self, indices: np.ndarray) -> "Scored":
+        """These rows, in this order."""
+        table = self.table.take(pa.array(indices, pa.int64()))
+        return dataclasses.replace(self, table=table, rollouts=self.rollouts.take(indices))
+
+    def filter(self, keep: Keep) -> "Scored":
+        """The rows where a mask is True, or a predicate on the row's dict."""
+        return self.take(columns.rows_kept(keep, len(self), lambda i: _row(self, i)))
+
+    def select(self, ids: Sequence[str]) -> "Scored":
+        """The rows with these sample ids, in this order."""
+        return self.take(columns.indices_of(self.table.column("sample_id"), ids))
+
+    def to_arrow(self) -> pa.Table:
+        """All columns, the rollouts' beside the rewards'."""
+        return _beside(self.table, self.rollouts.to_arrow(), drop=("error",))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All columns as a frame."""
+        return self.to_arrow().to_pandas()
+
+    def save(self, path: str) -> None:
+        """Write to the folder ``path`` so that :func:`nbrl.load` gives the same value back."""
+        storage.save(self, path)
+
+    def __repr__(self) -> str:
+        total = self.table.column("total").to_numpy()
+        good = total[np.isfinite(total)]
+        mean = f"mean reward {good.mean():.3f}" if len(good) else "no reward"
+        bad = f", {len(self) - len(good)} excluded" if len(good) < len(self) else ""
+        return f"Scored({len(self)} samples, {mean}{bad})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Advantaged:
+    """A training batch: advantages for every policy token of the scored samples it contains.
+
+    ``reward`` is the shaped reward before the baseline, ``group_mean`` and ``group_std``
+    (sample std, n - 1) describe its group, ``live`` is False where all rewards of the group are
+    equal. ``mask`` is True on tokens that count. ``kl`` is the per-token KL to the reference
+    (0 where none was asked for).
+
+    Example: one prompt, rewards 1, 0, 0, 0, ``grpo``: ``group_mean`` 0.25, ``group_std`` 0.5,
+    advantages 1.5 on each token of the first answer and -0.5 on the others'.
+    """
+
+    table: pa.Table
+    scored: Scored
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        columns.check_columns(self.table, ADVANTAGED_COLUMNS, "Advantaged")
+        _check_same_ids(self.table, self.scored.table, "Advantaged")
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def __getitem__(self, rows: columns.Rows) -> "dict[str, Any] | Advantaged":
+        return _rows(self, rows)
+
+    def take(self, indices: np.ndarray) -> "Advantaged":
+        """These rows, in this order; advantages stay as they were computed in their groups."""
+        table = self.table.take(pa.array(indices, pa.int64()))
+        return dataclasses.replace(self, table=table, scored=self.scored.take(indices))
+
+    def filter(self, keep: Keep) -> "Advantaged":
+        """The rows where a mask is True, or a predicate on the row's dict."""
+        return self.take(columns.rows_kept(keep, len(self), lambda i: _row(self, i)))
+
+    def select(self, ids: Sequence[str]) -> "Advantaged":
+        """The rows with these sample ids, in this order."""
+        return self.take(columns.indices_of(self.table.column("sample_id"), ids))
+
+    def to_arrow(self) -> pa.Table:
+        """All columns, the rewards' and the rollouts' beside the advantages'."""
+        return _beside(self.table, self.scored.to_arrow(), drop=())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All columns as a frame."""
+        return self.to_arrow().to_pandas()
+
+    def save(self, path: str) -> None:
+        """Write to the folder ``path`` so that :func:`nbrl.load` gives the same value back."""
+        storage.save(self, path)
+
+    def __repr__(self) -> str:
+        live = np.count_nonzero(self.table.column("live").to_numpy())
+        name = self.spec.get("estimator_name", "custom")
+        return f"Advantaged({len(self)} samples, {name}, {live} in live groups)"
+
+
+def _rows(value: Any, rows: columns.Rows) -> Any:
+    """One row as a dict for an integer; the same kind of value for a slice or a list."""
+    if isinstance(rows, int | np.integer):
+        if not -len(value) <= rows < len(value):
+            raise IndexError(f"row {rows} of {len(value)}")
+        return _row(value, int(rows) % len(value))
+    return value.take(np.arange(len(value))[rows])
+
+
+def _row(value: Any, index: int) -> dict[str, Any]:
+    return value.take(np.array([index])).to_arrow().to_pylist()[0]
+
+
+def _beside(table: pa.Table, parent: pa.Table, drop: Sequence[str]) -> pa.Table:
+    """Both tables' columns; a name that stands in both keeps the first table's."""
+    names = [n for n in parent.column_names if n not in table.column_names and n not in drop]
+    return columns.with_columns(table, {n: parent.column(n) for n in names})
+
+
+def _check_same_ids(table: pa.Table, parent: pa.Table, owner: str) -> None:
+    if not table.column("sample_id").equals(parent.column("sample_id")):
+        raise DataError(
+            f"{owner}: sample_id must equal its parent's, row by row; got {table.num_rows} rows "
+            f"beside {parent.num_rows}. Reorder by id before building the value."
+        )
