@@ -197,6 +197,27 @@ class Trainer:
     gradient_checkpointing: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """One training step of a loop, said once: what ``run`` passes to the verbs.
+
+    ``prompts`` x ``n`` samples a step. ``rewards`` and ``combine`` are what ``score`` takes,
+    ``estimator`` is a name, an ``Estimator`` or a function.
+    """
+
+    rewards: Any
+    prompts: int = 32
+    n: int = 8
+    estimator: Any = "grpo"
+    sampling: Sampling = Sampling()
+    combine: Any = None
+    kl: KL | None = None
+    shaping: Shaping | None = None
+    loss: PolicyLoss = PolicyLoss()
+    minibatches: int = 1
+    epochs: int = 1
+
+
 Check = Callable[[Any], Iterator[str]]
 
 
@@ -346,6 +367,24 @@ def _model(c: Model) -> Iterator[str]:
         yield from _lora(c.lora)
 
 
+def _recipe(c: Recipe) -> Iterator[str]:
+    for name in ("prompts", "n", "minibatches", "epochs"):
+        yield from _whole(f"Recipe.{name}", getattr(c, name), 1)
+    yield from _sampling(c.sampling)
+    yield from _policy_loss(c.loss)
+    if c.kl is not None:
+        yield from _kl(c.kl)
+    if c.shaping is not None:
+        yield from _shaping(c.shaping)
+    yield from kl_problems(c.kl, c.loss)
+
+
+def kl_problems(in_reward: KL | None, loss: PolicyLoss) -> Iterator[str]:
+    """A problem where the KL penalty is asked for twice."""
+    if in_reward is not None and in_reward.coef > 0 and loss.kl is not None and loss.kl.coef > 0:
+        yield "KL is in the reward (kl=) and in the loss (PolicyLoss.kl); choose one"
+
+
 CHECKS: Mapping[type, Check] = {
     Sampling: _sampling,
     KL: _kl,
@@ -357,6 +396,7 @@ CHECKS: Mapping[type, Check] = {
     Engine: _engine,
     Lora: _lora,
     Model: _model,
+    Recipe: _recipe,
 }
 
 

@@ -3,7 +3,7 @@
 import os
 
 from nbrl.types import storage
-from nbrl.types.results import Evaluation, Metric, Probe, StepResult
+from nbrl.types.results import Evaluation, History, Metric, Probe, StepResult
 from nbrl.types.samples import (
     SOURCE_ENVIRONMENT,
     SOURCE_POLICY,
@@ -22,6 +22,7 @@ __all__ = [
     "SOURCE_PROMPT",
     "Advantaged",
     "Evaluation",
+    "History",
     "Metric",
     "Probe",
     "Prompts",

@@ -110,3 +110,32 @@ class Evaluation:
     def __repr__(self) -> str:
         parts = [f"pass@{k} {v[0]:.3f} [{v[1]:.3f}, {v[2]:.3f}]" for k, v in self.pass_at.items()]
         return f"Evaluation(version {self.version}, {', '.join(parts)})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class History:
+    """What a loop did: one record a training step, in order.
+
+    A record holds the policy version after the step, every metric's value by its name, and the
+    time of each phase as ``seconds_<phase>``. ``interrupted`` is True where Ctrl-C ended the loop.
+
+    Example: ``history.to_pandas()["reward"]`` is the learning curve.
+    """
+
+    records: Sequence[Mapping[str, float]]
+    interrupted: bool = False
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row a step, indexed by the policy version after it."""
+        if not self.records:
+            return pd.DataFrame(index=pd.Index([], name="version"))
+        return pd.DataFrame(list(self.records)).set_index("version")
+
+    def __repr__(self) -> str:
+        rewards = [r["reward"] for r in self.records if "reward" in r]
+        curve = f", reward {rewards[0]:.3f} -> {rewards[-1]:.3f}" if rewards else ""
+        return f"History({len(self)} steps{curve}{', interrupted' if self.interrupted else ''})"
