@@ -1,0 +1,81 @@
+"""The verb ``evaluate``: held-out prompts to pass@k with intervals. May import what verbs may."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from nbrl.config import Sampling, to_spec
+from nbrl.driver.rollout import EVALUATION, rollout
+from nbrl.driver.runtime import Runtime
+from nbrl.driver.scoring import score
+from nbrl.driver.seeds import derive
+from nbrl.errors import ConfigError, RolloutError
+from nbrl.functional.statistics import bootstrap_interval, pass_at_k
+from nbrl.types import Evaluation, Prompts, Scored
+
+
+def evaluate(
+    runtime: Runtime,
+    prompts: Prompts,
+    rewards: Any,
+    *,
+    n: int,
+    sampling: Sampling,
+    threshold: float,
+) -> Evaluation:
+    """pass@k for k = 1, 2, 4, ... up to ``n``, and the mean reward, each with a 95 % interval.
+
+    A sample passes where its total reward is at least ``threshold``. Intervals are bootstrapped
+    over prompts. Samples without a reward are left out of their prompt's count; a prompt without
+    ``k`` of them does not count for pass@k. Draws on its own branch of the seed tree.
+
+    Raises:
+        RolloutError: Generation was interrupted, so that the estimate would be of a part.
+    """
+    if not len(prompts):
+        raise ConfigError("evaluate needs prompts; got none.")
+    rollouts = rollout(runtime, prompts, n=n, sampling=sampling, branch=EVALUATION)
+    if rollouts.spec["interrupted"]:
+        raise RolloutError(
+            f"evaluate was interrupted with {len(rollouts)} of {len(prompts) * n} answers; call it again."
+        )
+    scored = score(runtime, rollouts, rewards, combine=None, on_error="exclude")
+    counts, passed, means = _per_prompt(scored, threshold)
+    if not len(counts):
+        raise RolloutError("evaluate: no sample got a reward; look at the errors with session.score.")
+    seed = derive(runtime.seed, "bootstrap", runtime.version) % 2**31
+    pass_at = {}
+    for k in (2**i for i in range(n.bit_length()) if 2**i <= n):
+        enough = counts >= k
+        if enough.any():
+            estimates = pass_at_k(counts[enough], passed[enough], k)
+            pass_at[k] = _interval(estimates, seed)
+    return Evaluation(
+        version=runtime.version,
+        pass_at=pass_at,
+        reward=_interval(torch.as_tensor(means), seed),
+        scored=scored,
+        spec={"n": n, "threshold": threshold, "sampling": to_spec(sampling)},
+    )
+
+
+def _per_prompt(scored: Scored, threshold: float) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+    """Samples with a reward, how many pass, and their mean reward, for each prompt that has any."""
+    total = scored.table.column("total").to_numpy()
+    groups, place = np.unique(scored.rollouts.table.column("group_id").to_numpy(), return_inverse=True)
+    good = np.isfinite(total)
+    counts = np.bincount(place[good], minlength=len(groups))
+    passed = np.bincount(place[good], weights=total[good] >= threshold, minlength=len(groups))
+    sums = np.bincount(place[good], weights=total[good], minlength=len(groups))
+    some = counts > 0
+    return (
+        torch.as_tensor(counts[some]),
+        torch.as_tensor(passed[some].astype(np.int64)),
+        sums[some] / counts[some],
+    )
+
+
+def _interval(values: torch.Tensor, seed: int) -> tuple[float, float, float]:
+    low, high = bootstrap_interval(values, seed=seed)
+    return float(values.double().mean()), float(low), float(high)

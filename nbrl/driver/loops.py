@@ -1,0 +1,94 @@
+"""When to call the verbs: the loop that is equal to the stepwise cells. May import what verbs may."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nbrl.config import Recipe, check_config, to_spec
+from nbrl.driver.rollout import next_prompts, rollout
+from nbrl.driver.runtime import Runtime
+from nbrl.driver.scoring import load_rewards, score
+from nbrl.driver.training import compute_advantages, train_step
+from nbrl.errors import unknown_name
+from nbrl.stages.advantages import estimator_problems
+from nbrl.types import History, StepResult
+
+
+def one_step(runtime: Runtime, recipe: Recipe) -> StepResult | None:
+    """The cells of a notebook, one after the other; None where sampling was interrupted.
+
+    Where the step is not taken, the cursor stands where it stood.
+    """
+    cursor, version = runtime.cursor, runtime.version
+    try:
+        prompts = next_prompts(runtime, recipe.prompts)
+        rollouts = rollout(runtime, prompts, n=recipe.n, sampling=recipe.sampling)
+        if rollouts.spec["interrupted"]:
+            return None
+        scored = score(runtime, rollouts, recipe.rewards, combine=recipe.combine)
+        batch = compute_advantages(
+            runtime, scored, recipe.estimator, kl=recipe.kl, shaping=recipe.shaping
+        )
+        return train_step(
+            runtime, batch, loss=recipe.loss, minibatches=recipe.minibatches, epochs=recipe.epochs
+        )
+    finally:
+        if runtime.version == version:
+            runtime.cursor = cursor
+
+
+def run_sync(runtime: Runtime, steps: int, recipe: Recipe) -> History:
+    """Sampling and training take turns, so every batch is of the current policy.
+
+    Ctrl-C ends the loop after what was whole: the steps taken are returned.
+    """
+    first, interrupted = len(runtime.records), False
+    try:
+        with runtime.progress.phase("run", steps, "steps") as advance:
+            for _ in range(steps):
+                result = one_step(runtime, recipe)
+                if result is None:
+                    raise KeyboardInterrupt
+                runtime.progress.note(_note(result))
+                advance(1, 0)
+    except KeyboardInterrupt:
+        interrupted = True
+    records = tuple(runtime.records[first:])
+    return History(records=records, interrupted=interrupted, spec={"recipe": to_spec(recipe)})
+
+
+MODES: Mapping[str, Callable[[Runtime, int, Recipe], History]] = {"sync": run_sync}
+
+
+def run(runtime: Runtime, steps: int, recipe: Recipe, mode: str) -> History:
+    """``steps`` training steps of one recipe.
+
+    Raises:
+        ConfigError: The settings cannot work together; nothing was done.
+        UnknownNameError: There is no such mode.
+    """
+    if mode not in MODES:
+        raise unknown_name("mode", mode, MODES)
+    problems = [] if steps >= 1 else [f"steps must be >= 1; got {steps}"]
+    problems += _recipe_problems(runtime, recipe)
+    check_config(f"run {steps} steps", recipe, extra=problems)
+    load_rewards(recipe.rewards)
+    return MODES[mode](runtime, steps, recipe)
+
+
+def _recipe_problems(runtime: Runtime, recipe: Recipe) -> list[str]:
+    """What can be known to fail before the first prompt is drawn."""
+    problems = list(estimator_problems(recipe.estimator, recipe.n))
+    if recipe.minibatches > recipe.prompts * recipe.n:
+        problems.append(
+            f"minibatches={recipe.minibatches} is more than the {recipe.prompts * recipe.n} samples"
+        )
+    return problems
+
+
+def _note(result: StepResult) -> str:
+    shown: dict[str, Any] = {
+        name: result.metrics[name].value
+        for name in ("reward", "loss", "grad_norm")
+        if name in result.metrics
+    }
+    return ", ".join(f"{name} {value:.3g}" for name, value in shown.items())

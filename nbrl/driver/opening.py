@@ -1,0 +1,99 @@
+"""Opens a session on the embedded default: loads the parts and wires them together.
+
+May import ``backends`` and what ``session`` may.
+"""
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable
+from typing import Any
+
+from nbrl.backends import chat
+from nbrl.backends.arithmetic import arithmetic_source
+from nbrl.backends.datasets import load_prompts
+from nbrl.backends.engines.hf import HFEngine
+from nbrl.backends.models import LoadedModel, load_critic, load_policy, load_reference
+from nbrl.backends.sources import PromptSource, prompts_source
+from nbrl.backends.trainers.local import LocalTrainer
+from nbrl.config import Engine, Model, Trainer, check_config, to_spec
+from nbrl.driver.progress import Progress, Sink
+from nbrl.driver.runtime import Runtime
+from nbrl.driver.seeds import derive
+from nbrl.driver.session import Session
+from nbrl.driver.store import open_run_folder
+from nbrl.types import Prompts
+
+VERSIONED = ("nbrl", "torch", "transformers", "numpy", "pyarrow")
+
+
+def open_session(
+    *,
+    model: Model,
+    engine: Engine,
+    trainer: Trainer,
+    prompts: str | Prompts,
+    seed: int,
+    run_dir: str | os.PathLike | None,
+    name: str | None,
+    make_sink: Callable[[], Sink],
+) -> Session:
+    """A session in this process: engine and trainer share one copy of the weights.
+
+    Raises:
+        ConfigError: Settings that cannot work, all listed; a model or prompts that are not there.
+        StoreError: The run folder cannot be made.
+    """
+    whole = isinstance(seed, int) and seed >= 0
+    extra = [] if whole else [f"seed must be a whole number >= 0; got {seed!r}"]
+    check_config("connect", model, engine, trainer, extra=extra)
+    source = open_source(prompts, seed)
+    policy = load_policy(model)
+    called = name or policy.name
+    spec = {
+        "name": called,
+        "seed": seed,
+        "model": to_spec(model),
+        "engine": to_spec(engine),
+        "trainer": to_spec(trainer),
+        "prompts": {"name": source.name, "fingerprint": source.fingerprint},
+        "versions": versions(),
+    }
+    folder = open_run_folder(run_dir, os.path.basename(called.rstrip("/")))
+    folder.write_config(spec)
+    return Session(
+        Runtime(
+            name=called,
+            seed=seed,
+            spec=spec,
+            source=source,
+            encode=lambda asked: chat.encode_prompts(asked, policy.tokenizer),
+            decode=lambda ids: chat.decode(policy.tokenizer, ids),
+            has_critic=trainer.critic is not None,
+            micro_batch_tokens=trainer.micro_batch_tokens,
+            progress=Progress(make_sink),
+            folder=folder,
+            **_backends(policy, model, engine, trainer, seed),
+        )
+    )
+
+
+def _backends(
+    policy: LoadedModel, model: Model, engine: Engine, trainer: Trainer, seed: int
+) -> dict[str, Any]:
+    raise NotImplementedError
+
+
+def open_source(prompts: str | Prompts, seed: int) -> PromptSource:
+    """Prompts by name (``"arithmetic"``), by path or hub name, or as a value."""
+    if isinstance(prompts, Prompts):
+        return prompts_source(prompts, seed=derive(seed, "prompts"))
+    if prompts == "arithmetic":
+        return arithmetic_source(seed=derive(seed, "prompts"))
+    return prompts_source(load_prompts(prompts), seed=derive(seed, "prompts"), name=prompts)
+
+
+def versions() -> dict[str, str]:
+    """The versions of what numbers depend on."""
+    found = {package: importlib.metadata.version(package) for package in VERSIONED}
+    return found | {"python": platform.python_version()}

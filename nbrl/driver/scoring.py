@@ -1,0 +1,1 @@
+"""The verb ``score``: rollouts and rewards to scored samples. May import what ``runtime`` may."""

@@ -1,0 +1,198 @@
+"""The session: what the kernel holds, one method a verb, each handing over to its module.
+
+May import ``backends``, ``stages``, ``protocols``, ``types``, ``config`` and the rest of ``driver``.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pandas as pd
+
+from nbrl.config import KL, PolicyLoss, Recipe, Sampling, Shaping
+from nbrl.driver import evaluate, loops, rollout, scoring, training
+from nbrl.driver.runtime import Runtime, verb
+from nbrl.types import (
+    Advantaged,
+    Evaluation,
+    History,
+    Probe,
+    Prompts,
+    Rollouts,
+    Scored,
+    StepResult,
+)
+
+
+class Session:
+    """A policy that is being trained, and the verbs of the loop.
+
+    Get one from :func:`nbrl.connect`; use it in a ``with`` block or call :meth:`close`. A verb
+    blocks and shows its progress. Ctrl-C leaves the state unchanged or fully stepped.
+
+    Example::
+
+        session = nbrl.connect(model="tiny")
+        rollouts = session.rollout(session.next_prompts(32), n=8)
+        scored = session.score(rollouts, "reward_fns/arithmetic.py")
+        result = session.train_step(session.compute_advantages(scored, "grpo"))
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    @property
+    def version(self) -> int:
+        """How many training steps the policy has taken in this session."""
+        return self._runtime.version
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        return self._runtime.folder.path
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The resolved settings that the session was opened with."""
+        return self._runtime.spec
+
+    @property
+    def history(self) -> History:
+        """Every training step so far."""
+        return History(records=tuple(self._runtime.records), spec=self._runtime.spec)
+
+    def next_prompts(self, k: int) -> Prompts:
+        """The next ``k`` prompts of the session's source; moves its cursor."""
+        with verb(self._runtime, "next_prompts"):
+            return rollout.next_prompts(self._runtime, k)
+
+    def rollout(
+        self, prompts: Prompts, n: int = 1, sampling: Sampling | None = None
+    ) -> Rollouts:
+        """``n`` sampled answers to each prompt. After Ctrl-C: those that were finished."""
+        with verb(self._runtime, "rollout"):
+            return rollout.rollout(self._runtime, prompts, n=n, sampling=sampling or Sampling())
+
+    def annotate(self, rollouts: Rollouts, columns: Sequence[str]) -> Rollouts:
+        """The rollouts with token columns added: ``old_logprobs, ref_logprobs, values, entropy``."""
+        with verb(self._runtime, "annotate"):
+            return training.annotate(self._runtime, rollouts, columns)
+
+    def score(
+        self, rollouts: Rollouts, rewards: Any, combine: Any = None, on_error: str = "raise"
+    ) -> Scored:
+        """Rewards for each sample.
+
+        Args:
+            rollouts: What to score; it can be scored again with other rewards at any time.
+            rewards: A callable, a path to a Python file (``file.py:name``), or a dict of them.
+            combine: How several add up: ``"sum"``, ``"product"``, a dict of weights, or a function
+                of ``{name: value}``; the sum by default.
+            on_error: ``"raise"`` stops at the first sample whose reward fails; ``"exclude"`` keeps
+                the error as data and leaves the sample out of training.
+        """
+        with verb(self._runtime, "score"):
+            return scoring.score(
+                self._runtime, rollouts, rewards, combine=combine, on_error=on_error
+            )
+
+    def compute_advantages(
+        self,
+        scored: Scored,
+        estimator: Any = "grpo",
+        kl: KL | None = None,
+        shaping: Shaping | None = None,
+    ) -> Advantaged:
+        """Advantages by a named estimator, an ``Estimator`` or a function of the same signature."""
+        with verb(self._runtime, "compute_advantages"):
+            return training.compute_advantages(
+                self._runtime, scored, estimator, kl=kl, shaping=shaping
+            )
+
+    def probe(self, batch: Advantaged, losses: Mapping[str, PolicyLoss]) -> dict[str, Probe]:
+        """What each loss would do to the batch; parameters, optimizer and RNG stay as they are."""
+        with verb(self._runtime, "probe"):
+            return training.probe(self._runtime, batch, losses)
+
+    def train_step(
+        self,
+        batch: Advantaged,
+        loss: PolicyLoss | None = None,
+        *,
+        minibatches: int = 1,
+        epochs: int = 1,
+        expect_version: int | None = None,
+        again: bool = False,
+    ) -> StepResult:
+        """One update of the policy by the batch.
+
+        Args:
+            batch: What to train on.
+            loss: The policy loss; PPO's by default.
+            minibatches: Optimizer steps an epoch; every sample is in one of them.
+            epochs: Passes over the batch.
+            expect_version: The version that sampled a stale batch, to accept it as such.
+            again: Train a second time on a batch that was trained on already.
+        """
+        with verb(self._runtime, "train_step"):
+            return training.train_step(
+                self._runtime,
+                batch,
+                loss=loss or PolicyLoss(),
+                minibatches=minibatches,
+                epochs=epochs,
+                expect_version=expect_version,
+                again=again,
+            )
+
+    def evaluate(
+        self,
+        prompts: Prompts,
+        rewards: Any,
+        n: int = 4,
+        *,
+        sampling: Sampling | None = None,
+        threshold: float = 1.0,
+    ) -> Evaluation:
+        """pass@k with intervals over prompts; a sample passes at a total reward >= ``threshold``."""
+        with verb(self._runtime, "evaluate"):
+            return evaluate.evaluate(
+                self._runtime,
+                prompts,
+                rewards,
+                n=n,
+                sampling=sampling or Sampling(),
+                threshold=threshold,
+            )
+
+    def run(self, steps: int, recipe: Recipe, mode: str = "sync") -> History:
+        """``steps`` training steps, equal to the same cells by hand. After Ctrl-C: those taken."""
+        with verb(self._runtime, "run"):
+            return loops.run(self._runtime, steps, recipe, mode)
+
+    def describe(self) -> pd.DataFrame:
+        """What is resident: one row a part, with its kind, device, size and version."""
+        parts = {"engine": self._runtime.engine.describe()}
+        parts |= {"trainer": self._runtime.trainer.describe()}
+        return pd.DataFrame.from_dict(parts, orient="index")
+
+    def close(self) -> None:
+        """Free the models; closing twice is harmless."""
+        self._runtime.closed = True
+        self._runtime.release()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._runtime.closed else f"version {self.version}"
+        return f"Session({self._runtime.name!r}, {state}, {len(self._runtime.records)} steps)"
