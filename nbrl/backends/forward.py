@@ -1,0 +1,89 @@
+"""The one forward pass: what a model says of the response tokens of a micro-batch.
+
+May import ``protocols`` and torch. Nothing here switches gradients on or off; the caller does.
+Every column ``[n, T]`` is aligned with ``MicroBatch.mask``: entry ``t`` belongs to the token at
+``prompt_width + t`` and is read from the position before it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from nbrl.protocols import MicroBatch
+
+
+def response_logits(module: nn.Module, batch: MicroBatch) -> Tensor:
+    """Logits that score the response tokens, float32, ``[n, T, V]``; not divided by a temperature.
+
+    Logits of prompt positions are never computed, and the last token is not fed, since nothing
+    is scored by it. The head works in float32 whatever the dtype of the module: bfloat16 logits
+    lose the second digit of a log-prob.
+    """
+    inputs = {**_inputs(batch), "use_cache": False, "logits_to_keep": batch.mask.shape[1]}
+    head = cast(Any, module).get_output_embeddings()
+    weights = dict(head.named_parameters())
+    if all(weight.dtype == torch.float32 for weight in weights.values()):
+        return module(**inputs).logits
+    place = next(name for name, submodule in module.named_modules() if submodule is head)
+    wide = {f"{place}.{name}": weight.float() for name, weight in weights.items()}
+    with _float32_input(head):
+        output = torch.func.functional_call(module, wide, kwargs=inputs, tie_weights=False)
+    return output.logits
+
+
+def response_log_softmax(module: nn.Module, batch: MicroBatch) -> Tensor:
+    """Log-probs of every token of the vocabulary at every response position, ``[n, T, V]``.
+
+    Logits are divided by each row's temperature, that of its sampling: with another one the
+    ratio between trainer and sampler is not 1 under equal weights.
+    """
+    logits = response_logits(module, batch)
+    if bool((batch.temperature != 1).any()):
+        logits = logits / batch.temperature[:, None, None]
+    return logits.log_softmax(-1)
+
+
+def response_logprobs(module: nn.Module, batch: MicroBatch) -> Tensor:
+    """Log-probs of the response tokens at their sampling temperature, float32, ``[n, T]``."""
+    return pick(response_log_softmax(module, batch), batch)
+
+
+def pick(log_softmax: Tensor, batch: MicroBatch) -> Tensor:
+    """The response tokens' own entries of ``[n, T, V]``, as ``[n, T]``."""
+    tokens = batch.input_ids[:, batch.prompt_width :]
+    return log_softmax.gather(-1, tokens[..., None]).squeeze(-1)
+
+
+def entropy(log_softmax: Tensor) -> Tensor:
+    """Entropy in nats of each distribution of ``[n, T, V]``, as ``[n, T]``."""
+    # A token that cannot come has log-prob -inf and adds nothing: 0 * -inf would be NaN.
+    floor = torch.finfo(log_softmax.dtype).min
+    return -torch.linalg.vecdot(log_softmax.exp(), log_softmax.clamp(min=floor))
+
+
+def response_values(critic: nn.Module, batch: MicroBatch) -> Tensor:
+    """The critic's value of the state before each response token, float32, ``[n, T]``."""
+    return critic(**_inputs(batch))[:, batch.prompt_width - 1 :].float()
+
+
+def _inputs(batch: MicroBatch) -> dict[str, Tensor]:
+    ids = batch.input_ids[:, :-1]
+    if bool(batch.attention_mask[:, : batch.prompt_width].all()):
+        # Attention is causal: what is padded on the right is never seen by a token that counts,
+        # and without a mask the kernel is the fast one.
+        return {"input_ids": ids}
+    present = batch.attention_mask[:, :-1].long()
+    positions = (present.cumsum(1) - 1).clamp(min=0)
+    return {"input_ids": ids, "attention_mask": present, "position_ids": positions}
+
+
+@contextmanager
+def _float32_input(head: nn.Module) -> Iterator[None]:
+    handle = head.register_forward_pre_hook(lambda _, arguments: (arguments[0].float(),))
+    try:
+        yield
+    finally:
+        handle.remove()
