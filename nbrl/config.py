@@ -10,6 +10,10 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from nbrl.errors import all_problems
+from nbrl.functional.logprobs import KL_KINDS
+from nbrl.functional.losses import SURROGATES
+from nbrl.functional.off_policy import CORRECTIONS
+from nbrl.functional.reductions import AGGREGATIONS
 
 SCHEDULES = (
     "constant",
@@ -22,15 +26,12 @@ SCHEDULES = (
 DTYPES = ("float32", "bfloat16")
 ENGINES = ("hf",)
 TRAINERS = ("local",)
-KL_KINDS = ("k1", "k2", "k3")
-SURROGATES = ("ppo", "gspo", "cispo", "sapo", "reinforce")
-CORRECTIONS = ("tis", "icepop", "seq-mask-tis")
-AGGREGATIONS = (
-    "token-mean",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum",
-    "seq-mean-token-sum-norm",
-)
+ESTIMATOR_ALIASES: Mapping[str, str] = {
+    "reinforce": "reinforce_pp",
+    "reinforce_baseline": "reinforce_pp_baseline",
+    "group_norm": "grpo",
+}
+"""OpenRLHF's spellings of estimators, and the published names that they stand for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,8 +302,11 @@ def _policy_loss(c: PolicyLoss) -> Iterator[str]:
     yield from _bounded("PolicyLoss.value_clip", c.value_clip, 0.0, open_low=True)
     if c.norm_length is not None and c.aggregation != "seq-mean-token-sum-norm":
         yield f"PolicyLoss.norm_length has no effect with aggregation={c.aggregation!r}; drop it"
-    if c.dual_clip is not None and c.surrogate not in ("ppo", "gspo"):
+    row = SURROGATES.get(c.surrogate)
+    if row is not None and c.dual_clip is not None and not row.uses_dual_clip:
         yield f"PolicyLoss.dual_clip has no effect with surrogate={c.surrogate!r}; drop it"
+    if row is not None and (c.eps_low, c.eps_high) != (0.2, 0.2) and not row.uses_eps:
+        yield f"PolicyLoss.eps_low/high have no effect with surrogate={c.surrogate!r}; drop them"
     if c.correction is None:
         if (c.correction_low, c.correction_high) != (0.5, 5.0):
             yield "PolicyLoss.correction_low/high have no effect without correction; name one"
