@@ -1,0 +1,1 @@
+"""L6, the window: knows everything, known by nobody."""

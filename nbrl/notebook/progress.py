@@ -9,6 +9,7 @@ import html
 import sys
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 from nbrl.driver.progress import Bar, PlainLines
 
@@ -20,7 +21,7 @@ STATE_COLOURS = {
     "interrupted": "#8a5200",
     "failed": "#b3261e",
 }
-HEADINGS = ("phase", "progress", "done", "time", "rate", "speed in tokens", "to go", "state")
+HEADINGS = ("phase", "progress", "done", "time", "rate", "tokens", "to go", "state")
 KERNEL_SHELL = "ZMQInteractiveShell"
 
 
@@ -56,13 +57,17 @@ def to_text(bars: Sequence[Bar]) -> str:
 
 def make_sink() -> HtmlSink | PlainLines:
     """HTML inside a Jupyter kernel (papermill and nbclient run one too), plain lines elsewhere."""
+    return HtmlSink() if type(running_shell()).__name__ == KERNEL_SHELL else PlainLines()
+
+
+def running_shell() -> Any:
+    """The IPython shell that this code runs in, or None; IPython is not imported to find out."""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return HtmlSink() if type(shell).__name__ == KERNEL_SHELL else PlainLines()
+    return ipython.get_ipython() if ipython is not None else None
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration in the unit that reads best, e.g. ``0.4 s``, ``12 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    """A duration in the unit that reads best: ``0.4 s``, ``3 min 05 s``, ``2 h 10 min``."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

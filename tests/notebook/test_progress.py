@@ -1,4 +1,4 @@
-"""The progress output: what it says, that it is escaped, and that one output is left in the saved file."""
+"""The progress output: what it says, its escaping, and the one output left in the saved file."""
 
 import re
 import subprocess
@@ -108,7 +108,10 @@ def test_outside_a_kernel_plain_lines_are_used():
 
 
 def test_choosing_a_sink_does_not_import_ipython():
-    code = "import sys; from nbrl.notebook import progress; progress.make_sink(); print('IPython' in sys.modules)"
+    code = (
+        "import sys; from nbrl.notebook import progress; progress.make_sink(); "
+        "print('IPython' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
