@@ -38,7 +38,7 @@ def load(path: str | os.PathLike) -> Value:
     """The value that was saved at ``path``, with its parents and specs.
 
     Raises:
-        DataError: The folder holds no saved value, or one of a newer schema.
+        DataError: The folder holds no saved value, a damaged one, or one of a newer schema.
     """
     value: Value | None = None
     for link, table, spec in storage.read_links(path):

@@ -1,6 +1,7 @@
 """Arrow columns: rows by id, ragged token lists, joins; knows tables, not what they mean."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -8,68 +9,107 @@ import pyarrow.compute as pc
 
 from nbrl.errors import DataError
 
-Rows = int | slice | Sequence[int] | np.ndarray
+Rows = int | np.integer | slice | Sequence[int] | np.ndarray
+Keep = Callable[[dict[str, Any]], bool] | Sequence[bool] | np.ndarray | pa.Array | pa.ChunkedArray
 
 
 def check_columns(table: pa.Table, required: pa.Schema, owner: str) -> None:
     """Raise where a required column is missing or of another type; more columns are welcome."""
-    problems = []
+    names = table.column_names
+    problems = [f"column {n!r} stands twice" for n in sorted(set(names)) if names.count(n) > 1]
     for field in required:
-        if field.name not in table.column_names:
+        if field.name not in names:
             problems.append(f"missing column {field.name!r} ({field.type})")
-        elif table.schema.field(field.name).type != field.type:
+        elif names.count(field.name) == 1 and table.schema.field(field.name).type != field.type:
             got = table.schema.field(field.name).type
             problems.append(f"column {field.name!r} is {got}, must be {field.type}")
     if problems:
-        raise DataError(f"{owner}: {'; '.join(problems)}. Columns given: {table.column_names}.")
+        raise DataError(f"{owner}: {'; '.join(problems)}. Columns given: {names}.")
+
+
+def check_present(table: pa.Table, names: Sequence[str], owner: str) -> None:
+    """Raise where a column that needs a value in every row has none."""
+    for name in names:
+        missing = table.column(name).null_count
+        if missing:
+            row = table.column(name).is_null().to_pylist().index(True)
+            raise DataError(
+                f"{owner}: {name} needs a value in every row; {missing} of {table.num_rows} "
+                f"have none, the first is row {row}."
+            )
 
 
 def check_unique(table: pa.Table, id_column: str, owner: str) -> None:
-    """Raise where ids repeat."""
+    """Raise where ids are missing or repeat."""
+    check_present(table, [id_column], owner)
     column = table.column(id_column)
-    if pc.count_distinct(column).as_py() != len(column):
-        counts = pc.value_counts(column.combine_chunks()).to_pylist()
-        repeated = [c["values"] for c in counts if c["counts"] > 1][:5]
+    if len(column.unique()) != len(column):
+        repeated = [c["values"] for c in column.value_counts().to_pylist() if c["counts"] > 1][:5]
         raise DataError(f"{owner}: {id_column} must be unique; repeated: {repeated}.")
 
 
-def check_same_lengths(table: pa.Table, reference: str, owner: str) -> None:
-    """Raise where a list column's rows are not as long as those of ``reference``."""
-    wanted = pc.list_value_length(table.column(reference))
-    for field in table.schema:
-        if not pa.types.is_list(field.type) or field.name == reference:
-            continue
-        got = pc.list_value_length(table.column(field.name))
-        if not got.equals(wanted):
-            row = int(np.argmax(got.to_numpy() != wanted.to_numpy()))
+def check_among(table: pa.Table, name: str, known: Sequence[str], owner: str) -> None:
+    """Raise where a column holds anything but the known words."""
+    unknown = sorted(set(table.column(name).unique().to_pylist()) - set(known), key=repr)
+    if unknown:
+        raise DataError(f"{owner}: {name} must be one of {list(known)}; got {unknown[:5]}.")
+
+
+def check_same_lengths(table: pa.Table, names: Sequence[str], wanted: pa.Table, owner: str) -> None:
+    """Raise where a list column's rows are not as long as ``token_ids`` of ``wanted``."""
+    expected = row_lengths(wanted.column("token_ids"))
+    for name in names:
+        got = row_lengths(table.column(name))
+        if not np.array_equal(got, expected):
+            row = int(np.argmax(got != expected))
             raise DataError(
-                f"{owner}: column {field.name!r} must be as long as {reference!r} in every row; "
-                f"row {row} has {got[row]} and {wanted[row]}."
+                f"{owner}: column {name!r} must be as long as token_ids in every row; "
+                f"row {row} has {got[row]} (-1: none) and {expected[row]}."
             )
+
+
+def list_columns(table: pa.Table) -> list[str]:
+    """The names of the columns that hold a list a row."""
+    return [field.name for field in table.schema if pa.types.is_list(field.type)]
+
+
+def row_lengths(column: pa.ChunkedArray) -> np.ndarray:
+    """How long each row of a list column is, -1 where it is null."""
+    lengths = pc.call_function("list_value_length", [column])
+    return lengths.fill_null(-1).to_numpy()
 
 
 def indices_of(ids: pa.ChunkedArray, wanted: Sequence[str] | pa.ChunkedArray) -> np.ndarray:
     """The row of each wanted id, in the order wanted; unknown ids raise."""
-    values = wanted if isinstance(wanted, pa.ChunkedArray) else pa.array(list(wanted), pa.string())
-    found = pc.index_in(values, value_set=ids.combine_chunks())
+    chunked = isinstance(wanted, pa.ChunkedArray)
+    values: Any = wanted if chunked else pa.array(list(wanted), pa.string())
+    options = pc.SetLookupOptions(value_set=ids.combine_chunks())
+    found = pc.call_function("index_in", [values], options)
     if found.null_count:
-        missing = pc.filter(values, pc.is_null(found)).to_pylist()[:5]
+        missing = values.filter(found.is_null()).to_pylist()[:5]
         raise DataError(f"unknown ids {missing}; {len(ids)} are known, e.g. {ids[:3].to_pylist()}.")
     return found.to_numpy()
 
 
-def rows_kept(keep: Callable[[dict], bool] | Sequence[bool] | np.ndarray | pa.Array, num_rows: int,
-              row_at: Callable[[int], dict]) -> np.ndarray:
+def rows_kept(keep: Keep, num_rows: int, table: Callable[[], pa.Table]) -> np.ndarray:
     """The indices of the rows that a mask or a predicate on row dicts keeps."""
     if callable(keep):
-        mask = np.array([bool(keep(row_at(i))) for i in range(num_rows)], dtype=bool)
+        mask = np.fromiter((bool(keep(row)) for row in _row_dicts(table())), bool, num_rows)
     else:
         mask = np.asarray(keep)
+    if not num_rows and not mask.size:
+        return np.empty(0, np.int64)
     if mask.dtype != bool or mask.shape != (num_rows,):
         raise DataError(
-            f"filter takes a predicate or {num_rows} booleans; got {mask.dtype} of shape {mask.shape}."
+            f"filter takes a predicate or {num_rows} booleans; "
+            f"got {mask.dtype} of shape {mask.shape}."
         )
     return np.flatnonzero(mask)
+
+
+def _row_dicts(table: pa.Table) -> Iterator[dict[str, Any]]:
+    for batch in table.to_batches(max_chunksize=1024):
+        yield from batch.to_pylist()
 
 
 def ragged(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
@@ -87,12 +127,16 @@ def ragged_column(flat: np.ndarray, offsets: np.ndarray, value_type: pa.DataType
 
 def list_column(rows: Sequence[Sequence | np.ndarray], value_type: pa.DataType) -> pa.ListArray:
     """A list column from one sequence a row."""
-    offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
-    flat = np.concatenate([np.asarray(r) for r in rows]) if len(rows) else np.empty(0)
+    offsets = np.cumsum([0, *(len(row) for row in rows)])
+    # an empty row would be read as floats and turn the whole column into them
+    full = [np.asarray(row) for row in rows if len(row)]
+    flat = np.concatenate(full) if full else np.empty(0, value_type.to_pandas_dtype())
     return ragged_column(flat, offsets, value_type)
 
 
-def with_columns(table: pa.Table, columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
+def with_columns(
+    table: pa.Table, columns: Mapping[str, pa.Array | pa.ChunkedArray | Sequence]
+) -> pa.Table:
     """The table with these columns added, or replaced where the name is there."""
     for name, column in columns.items():
         if name in table.column_names:
@@ -100,3 +144,14 @@ def with_columns(table: pa.Table, columns: Mapping[str, pa.Array | pa.ChunkedArr
         else:
             table = table.append_column(name, column)
     return table
+
+
+def beside(table: pa.Table, parent: pa.Table, prefix: str, keys: Sequence[str]) -> pa.Table:
+    """Both tables' columns, row by row.
+
+    A parent's column whose name the table has too is called ``prefix.name``; the ``keys``, which
+    are equal, stand once.
+    """
+    mine = set(table.column_names)
+    named = [(f"{prefix}.{n}" if n in mine else n, n) for n in parent.column_names if n not in keys]
+    return with_columns(table, {new: parent.column(old) for new, old in named})

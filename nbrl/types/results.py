@@ -1,4 +1,7 @@
-"""What a verb that does not go on along the path answers: a step, a probe, an evaluation."""
+"""What a verb that does not go on along the path answers: a step, a probe, an evaluation.
+
+May import ``errors``.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,6 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+
+from nbrl.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,13 +79,20 @@ class Probe:
     spec: Mapping[str, Any] = field(default_factory=dict)
 
     def cosine(self, other: "Probe") -> float:
-        """The estimated cosine between this gradient and another of the same policy; 0 for a zero one."""
+        """The estimated cosine with another gradient of the same policy; 0 where one is zero."""
+        if self.version != other.version or self.sketch.shape != other.sketch.shape:
+            raise DataError(
+                f"cosine compares gradients of one policy: {self!r} has a sketch of shape "
+                f"{self.sketch.shape}, {other!r} of {other.sketch.shape}. Probe both in one call."
+            )
         norm = float(np.linalg.norm(self.sketch) * np.linalg.norm(other.sketch))
         return float(self.sketch @ other.sketch) / norm if norm > 0 else 0.0
 
     def __repr__(self) -> str:
         loss, grad = self.metrics["loss"].value, self.metrics["grad_norm"].value
-        return f"Probe({self.name!r}, version {self.version}, loss {loss:.4g}, grad_norm {grad:.4g})"
+        return (
+            f"Probe({self.name!r}, version {self.version}, loss {loss:.4g}, grad_norm {grad:.4g})"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -122,7 +134,7 @@ class History:
     Example: ``history.to_pandas()["reward"]`` is the learning curve.
     """
 
-    records: Sequence[Mapping[str, float]]
+    records: Sequence[Mapping[str, float | int]]
     interrupted: bool = False
     spec: Mapping[str, Any] = field(default_factory=dict)
 

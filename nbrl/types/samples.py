@@ -2,13 +2,17 @@
 
 Each is frozen, columnar, and *contains* the one before it. A token column has one entry for
 every token of its row: ``len(token_ids)``; outside policy tokens it holds 0 (or False).
-Token ids are the record; the text columns are a view of them.
+Token ids are the record; the text columns are a view of them. Joined tables call a parent's
+column ``prompt.x``, ``rollout.x`` or ``scored.x`` where the value has a column ``x`` of its own.
+
+May import ``errors``, and ``columns`` and ``storage`` beside it.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +23,8 @@ from nbrl.types import columns, storage
 
 SOURCE_PROMPT, SOURCE_POLICY, SOURCE_ENVIRONMENT = 0, 1, 2
 
-Keep = Callable[[dict], bool] | Sequence[bool] | np.ndarray
+FINISH_REASONS = ("stop", "length", "interrupted", "error")
+STATUSES = ("ok", "error", "timeout", "unparsed", "excluded")
 
 PROMPT_COLUMNS = pa.schema(
     [
@@ -103,9 +108,9 @@ class Prompts:
         """These rows, in this order."""
         return dataclasses.replace(self, table=self.table.take(pa.array(indices, pa.int64())))
 
-    def filter(self, keep: Keep) -> "Prompts":
+    def filter(self, keep: columns.Keep) -> "Prompts":
         """The rows where a mask is True, or a predicate on the row's dict."""
-        return self.take(columns.rows_kept(keep, len(self), lambda i: _row(self, i)))
+        return self.take(columns.rows_kept(keep, len(self), self.to_arrow))
 
     def select(self, ids: Sequence[str]) -> "Prompts":
         """The rows with these prompt ids, in this order."""
@@ -119,9 +124,13 @@ class Prompts:
         """All columns as a frame."""
         return self.to_arrow().to_pandas()
 
-    def save(self, path: str) -> None:
+    def links(self) -> storage.Links:
+        """Table and spec of this value and its parents, first parent first."""
+        return {"prompts": (self.table, self.spec)}
+
+    def save(self, path: str | os.PathLike) -> None:
         """Write to the folder ``path`` so that :func:`nbrl.load` gives the same value back."""
-        storage.save(self, path)
+        storage.save(self.links(), path)
 
     def __repr__(self) -> str:
         labelled = len(self) - self.table.column("label").null_count
@@ -150,7 +159,10 @@ class Rollouts:
     def __post_init__(self) -> None:
         columns.check_columns(self.table, ROLLOUT_COLUMNS, "Rollouts")
         columns.check_unique(self.table, "sample_id", "Rollouts")
-        columns.check_same_lengths(self.table, "token_ids", "Rollouts")
+        columns.check_among(self.table, "finish_reason", FINISH_REASONS, "Rollouts")
+        columns.check_present(self.table, ["prompt_id", "group_id", "token_ids"], "Rollouts")
+        per_token = columns.list_columns(self.table)
+        columns.check_same_lengths(self.table, per_token, self.table, "Rollouts")
         columns.indices_of(self.prompts.table.column("prompt_id"), self.table.column("prompt_id"))
 
     def __len__(self) -> int:
@@ -165,15 +177,15 @@ class Rollouts:
         used = self.prompts.select(table.column("prompt_id").unique().to_pylist())
         return dataclasses.replace(self, table=table, prompts=used)
 
-    def filter(self, keep: Keep) -> "Rollouts":
+    def filter(self, keep: columns.Keep) -> "Rollouts":
         """The rows where a mask is True, or a predicate on the row's dict."""
-        return self.take(columns.rows_kept(keep, len(self), lambda i: _row(self, i)))
+        return self.take(columns.rows_kept(keep, len(self), self.to_arrow))
 
     def select(self, ids: Sequence[str]) -> "Rollouts":
         """The rows with these sample ids, in this order."""
         return self.take(columns.indices_of(self.table.column("sample_id"), ids))
 
-    def with_columns(self, added: Mapping[str, pa.Array]) -> "Rollouts":
+    def with_columns(self, added: Mapping[str, pa.Array | pa.ChunkedArray]) -> "Rollouts":
         """The same rows with columns added or replaced."""
         return dataclasses.replace(self, table=columns.with_columns(self.table, added))
 
@@ -182,15 +194,20 @@ class Rollouts:
         at = columns.indices_of(
             self.prompts.table.column("prompt_id"), self.table.column("prompt_id")
         )
-        return _beside(self.table, self.prompts.table.take(pa.array(at)), drop=("token_ids",))
+        asked = self.prompts.table.take(pa.array(at))
+        return columns.beside(self.table, asked, "prompt", keys=["prompt_id"])
 
     def to_pandas(self) -> pd.DataFrame:
         """All columns as a frame."""
         return self.to_arrow().to_pandas()
 
-    def save(self, path: str) -> None:
+    def links(self) -> storage.Links:
+        """Table and spec of this value and its parents, first parent first."""
+        return {**self.prompts.links(), "rollouts": (self.table, self.spec)}
+
+    def save(self, path: str | os.PathLike) -> None:
         """Write to the folder ``path`` so that :func:`nbrl.load` gives the same value back."""
-        storage.save(self, path)
+        storage.save(self.links(), path)
 
     def __repr__(self) -> str:
         cut = np.count_nonzero(self.table.column("truncated").to_numpy())
@@ -218,6 +235,10 @@ class Scored:
     def __post_init__(self) -> None:
         columns.check_columns(self.table, SCORED_COLUMNS, "Scored")
         _check_same_ids(self.table, self.rollouts.table, "Scored")
+        columns.check_among(self.table, "status", STATUSES, "Scored")
+        _check_totals(self.table)
+        per_token = [n for n in columns.list_columns(self.table) if n == "token_rewards"]
+        columns.check_same_lengths(self.table, per_token, self.rollouts.table, "Scored")
 
     def __len__(self) -> int:
         return self.table.num_rows
@@ -230,9 +251,9 @@ class Scored:
         table = self.table.take(pa.array(indices, pa.int64()))
         return dataclasses.replace(self, table=table, rollouts=self.rollouts.take(indices))
 
-    def filter(self, keep: Keep) -> "Scored":
+    def filter(self, keep: columns.Keep) -> "Scored":
         """The rows where a mask is True, or a predicate on the row's dict."""
-        return self.take(columns.rows_kept(keep, len(self), lambda i: _row(self, i)))
+        return self.take(columns.rows_kept(keep, len(self), self.to_arrow))
 
     def select(self, ids: Sequence[str]) -> "Scored":
         """The rows with these sample ids, in this order."""
@@ -240,15 +261,19 @@ class Scored:
 
     def to_arrow(self) -> pa.Table:
         """All columns, the rollouts' beside the rewards'."""
-        return _beside(self.table, self.rollouts.to_arrow(), drop=("error",))
+        return columns.beside(self.table, self.rollouts.to_arrow(), "rollout", keys=["sample_id"])
 
     def to_pandas(self) -> pd.DataFrame:
         """All columns as a frame."""
         return self.to_arrow().to_pandas()
 
-    def save(self, path: str) -> None:
+    def links(self) -> storage.Links:
+        """Table and spec of this value and its parents, first parent first."""
+        return {**self.rollouts.links(), "scored": (self.table, self.spec)}
+
+    def save(self, path: str | os.PathLike) -> None:
         """Write to the folder ``path`` so that :func:`nbrl.load` gives the same value back."""
-        storage.save(self, path)
+        storage.save(self.links(), path)
 
     def __repr__(self) -> str:
         total = self.table.column("total").to_numpy()
@@ -278,6 +303,8 @@ class Advantaged:
     def __post_init__(self) -> None:
         columns.check_columns(self.table, ADVANTAGED_COLUMNS, "Advantaged")
         _check_same_ids(self.table, self.scored.table, "Advantaged")
+        per_token = columns.list_columns(self.table)
+        columns.check_same_lengths(self.table, per_token, self.scored.rollouts.table, "Advantaged")
 
     def __len__(self) -> int:
         return self.table.num_rows
@@ -290,9 +317,9 @@ class Advantaged:
         table = self.table.take(pa.array(indices, pa.int64()))
         return dataclasses.replace(self, table=table, scored=self.scored.take(indices))
 
-    def filter(self, keep: Keep) -> "Advantaged":
+    def filter(self, keep: columns.Keep) -> "Advantaged":
         """The rows where a mask is True, or a predicate on the row's dict."""
-        return self.take(columns.rows_kept(keep, len(self), lambda i: _row(self, i)))
+        return self.take(columns.rows_kept(keep, len(self), self.to_arrow))
 
     def select(self, ids: Sequence[str]) -> "Advantaged":
         """The rows with these sample ids, in this order."""
@@ -300,15 +327,19 @@ class Advantaged:
 
     def to_arrow(self) -> pa.Table:
         """All columns, the rewards' and the rollouts' beside the advantages'."""
-        return _beside(self.table, self.scored.to_arrow(), drop=())
+        return columns.beside(self.table, self.scored.to_arrow(), "scored", keys=["sample_id"])
 
     def to_pandas(self) -> pd.DataFrame:
         """All columns as a frame."""
         return self.to_arrow().to_pandas()
 
-    def save(self, path: str) -> None:
+    def links(self) -> storage.Links:
+        """Table and spec of this value and its parents, first parent first."""
+        return {**self.scored.links(), "advantaged": (self.table, self.spec)}
+
+    def save(self, path: str | os.PathLike) -> None:
         """Write to the folder ``path`` so that :func:`nbrl.load` gives the same value back."""
-        storage.save(self, path)
+        storage.save(self.links(), path)
 
     def __repr__(self) -> str:
         live = np.count_nonzero(self.table.column("live").to_numpy())
@@ -329,15 +360,22 @@ def _row(value: Any, index: int) -> dict[str, Any]:
     return value.take(np.array([index])).to_arrow().to_pylist()[0]
 
 
-def _beside(table: pa.Table, parent: pa.Table, drop: Sequence[str]) -> pa.Table:
-    """Both tables' columns; a name that stands in both keeps the first table's."""
-    names = [n for n in parent.column_names if n not in table.column_names and n not in drop]
-    return columns.with_columns(table, {n: parent.column(n) for n in names})
-
-
 def _check_same_ids(table: pa.Table, parent: pa.Table, owner: str) -> None:
     if not table.column("sample_id").equals(parent.column("sample_id")):
         raise DataError(
             f"{owner}: sample_id must equal its parent's, row by row; got {table.num_rows} rows "
             f"beside {parent.num_rows}. Reorder by id before building the value."
+        )
+
+
+def _check_totals(table: pa.Table) -> None:
+    """Raise where an ok row has no finite total, or another row has one."""
+    total = table.column("total").to_numpy()
+    ok = np.array(table.column("status").to_pylist(), dtype=object) == "ok"
+    wrong = np.flatnonzero(np.where(ok, ~np.isfinite(total), table.column("total").is_valid()))
+    if len(wrong):
+        row = {n: table.column(n)[int(wrong[0])].as_py() for n in ("sample_id", "total", "status")}
+        raise DataError(
+            f"Scored: total must be finite where status is 'ok' and null elsewhere; "
+            f"{len(wrong)} of {len(table)} rows are not so, e.g. {row}."
         )

@@ -1,9 +1,15 @@
-"""Values as folders of Parquet files: one file a link of the chain, lossless, replaced as a whole."""
+"""Values as folders: one Parquet file a link of the chain, and a manifest that names them.
 
+May import ``errors`` only. The manifest is replaced in one step after all files are on the disk,
+so a folder holds the old value or the new one, whatever happens between.
+"""
+
+import contextlib
 import json
 import os
-import shutil
+import re
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,79 +19,145 @@ import pyarrow.parquet as pq
 from nbrl.errors import DataError, StoreError
 
 SCHEMA_NUMBER = 1
-CHAIN = ("prompts", "rollouts", "scored", "advantaged")
-_META = b"nbrl"
+MANIFEST = "manifest.json"
+_OWN_FILE = re.compile(
+    r"(prompts|rollouts|scored|advantaged)-[0-9a-f]{8}\.parquet|manifest-.*\.tmp"
+)
+
+Links = Mapping[str, tuple[pa.Table, Mapping[str, Any]]]
+"""The table and the spec of each link from ``prompts`` on, first parent first."""
 
 
-def save(value: Any, path: str | os.PathLike) -> None:
-    """Write a value and its parents; the folder appears whole or not at all.
+def save(links: Links, path: str | os.PathLike) -> None:
+    """Write a value and its parents to a folder.
+
+    Args:
+        links: Table and spec of each link. A spec is plain JSON data; its tuples come back as
+            lists.
+        path: A folder that does not exist, is empty, or holds a saved value, which is replaced.
 
     Raises:
-        StoreError: The path holds something that is not a saved value, or writing failed.
+        DataError: A spec that is not plain data.
+        StoreError: The path holds something else, or writing failed; what was there still loads.
     """
     target = Path(path)
-    if target.exists() and not is_saved_value(target):
-        raise StoreError(f"{target} exists and is not a saved nbrl value; pass another path.")
-    fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    specs = {link: plain(spec, f"{link}.spec") for link, (_, spec) in links.items()}
+    token = uuid.uuid4().hex[:8]
+    files = {link: f"{link}-{token}.parquet" for link in links}
+    manifest = {
+        "nbrl": SCHEMA_NUMBER,
+        "links": [{"name": k, "file": files[k], "spec": specs[k]} for k in links],
+    }
+    fresh = [*files.values(), f"manifest-{token}.tmp"]
+    created = not target.exists()
+    superfluous = _own_files(target)
     try:
-        fresh.mkdir(parents=True)
-        for link, table in links(value).items():
-            pq.write_table(table, fresh / f"{link}.parquet", compression="zstd")
-        _replace(fresh, target)
-    except OSError as error:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise StoreError(f"could not save to {target}: {error}. The old content is untouched.") from error
+        target.mkdir(parents=True, exist_ok=True)
+        for link, (table, _) in links.items():
+            with (target / files[link]).open("wb") as file:
+                pq.write_table(table.replace_schema_metadata(None), file, compression="zstd")
+                _to_disk(file)
+        with (target / fresh[-1]).open("w", encoding="utf-8") as file:
+            json.dump(manifest, file)
+            _to_disk(file)
+        (target / fresh[-1]).replace(target / MANIFEST)
+    except (OSError, pa.ArrowException) as error:
+        _discard(target, fresh)
+        if created and target.is_dir():
+            target.rmdir()
+        raise StoreError(f"could not save to {target}: {error}. What was there still loads.") from (
+            error
+        )
+    _discard(target, superfluous)
 
 
-def links(value: Any) -> dict[str, pa.Table]:
-    """The tables of a value and its parents, first parent first, each with its spec as metadata."""
-    chain: list[Any] = [value]
-    for parent in ("scored", "rollouts", "prompts"):
-        if hasattr(chain[-1], parent):
-            chain.append(getattr(chain[-1], parent))
-    return {link: _stamped(v, link) for link, v in zip(CHAIN, reversed(chain), strict=False)}
-
-
-def is_saved_value(path: Path) -> bool:
-    """Whether the folder was written by :func:`save`."""
-    return (path / "prompts.parquet").is_file()
+def is_saved_value(path: str | os.PathLike) -> bool:
+    """Whether the folder holds a value that :func:`save` finished."""
+    return (Path(path) / MANIFEST).is_file()
 
 
 def read_links(path: str | os.PathLike) -> list[tuple[str, pa.Table, dict[str, Any]]]:
-    """The saved tables with their specs, first parent first.
+    """The saved links: name, table, spec; first parent first.
 
     Raises:
-        DataError: Nothing is there, or a newer schema wrote it.
+        DataError: Nothing is there, it is damaged, or a newer schema wrote it.
     """
     folder = Path(path)
-    if not is_saved_value(folder):
-        raise DataError(f"{folder} holds no saved nbrl value (no prompts.parquet in it).")
+    manifest = _read_manifest(folder)
     found = []
-    for link in CHAIN:
-        file = folder / f"{link}.parquet"
-        if not file.is_file():
-            break
-        table = pq.read_table(file)
-        meta = json.loads(table.schema.metadata[_META])
-        if meta["schema"] > SCHEMA_NUMBER:
-            raise DataError(
-                f"{file} has schema {meta['schema']}, this nbrl reads up to {SCHEMA_NUMBER}; upgrade nbrl."
+    for link in manifest["links"]:
+        file = folder / link["file"]
+        try:
+            # not read_table: it would take "lr=0.1" in the path for a column
+            with pq.ParquetFile(file) as parquet:
+                table = parquet.read()
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{file} cannot be read: {error}. The saved value is damaged.") from (
+                error
             )
-        found.append((link, table.replace_schema_metadata(None), meta["spec"]))
+        found.append((link["name"], table, link["spec"]))
     return found
 
 
-def _stamped(value: Any, link: str) -> pa.Table:
-    meta = {"schema": SCHEMA_NUMBER, "type": link, "spec": value.spec}
-    return value.table.replace_schema_metadata({_META: json.dumps(meta, allow_nan=True).encode()})
+def plain(value: Any, where: str) -> Any:
+    """The value as JSON data: dicts with string keys, lists, strings, numbers, booleans, null.
+
+    Raises:
+        DataError: Anything else; the message says where in the value it stands.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise DataError(f"{where} has the key {key!r}; keys must be strings.")
+        return {k: plain(v, f"{where}[{k!r}]") for k, v in value.items()}
+    raise DataError(
+        f"{where} is a {type(value).__name__}; a spec holds only dicts, lists, strings, numbers, "
+        f"booleans and None. Convert it, e.g. with nbrl.config.to_spec."
+    )
 
 
-def _replace(fresh: Path, target: Path) -> None:
-    """Put the fresh folder in the target's place; the old one goes only after the new one stands."""
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    if not is_saved_value(folder):
+        raise DataError(f"{folder} holds no saved nbrl value (no {MANIFEST} in it).")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        schema = manifest["nbrl"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder / MANIFEST} is not an nbrl manifest: {error!r}.") from error
+    if schema > SCHEMA_NUMBER:
+        raise DataError(
+            f"{folder} has schema {schema}; this nbrl reads up to {SCHEMA_NUMBER}. Upgrade nbrl."
+        )
+    return manifest
+
+
+def _own_files(target: Path) -> list[str]:
+    """The files of earlier saves, finished or not; raises where ``target`` is no place for one."""
     if not target.exists():
-        fresh.rename(target)
-        return
-    old = target.with_name(f".{target.name}.old.{uuid.uuid4().hex[:8]}")
-    target.rename(old)
-    fresh.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+        return []
+    if not target.is_dir():
+        raise StoreError(f"{target} is a file; a value is saved to a folder. Pass another path.")
+    names = [entry.name for entry in target.iterdir()]
+    foreign = sorted(name for name in names if not _OWN_FILE.fullmatch(name))
+    if foreign and not is_saved_value(target):
+        raise StoreError(
+            f"{target} exists and is not a saved nbrl value (it holds {foreign[:3]}). "
+            f"Pass another path."
+        )
+    return [name for name in names if _OWN_FILE.fullmatch(name)]
+
+
+def _to_disk(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _discard(folder: Path, names: list[str]) -> None:
+    """Remove files that no manifest names; one that stays does no harm."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            (folder / name).unlink(missing_ok=True)
