@@ -1,0 +1,142 @@
+"""The public names of nbrl, each loaded when it is first used, and nothing else.
+
+``import nbrl`` loads no torch, no engine and no cluster. A name that is not here is not public.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nbrl import errors, functional
+    from nbrl.backends.datasets import load_prompts
+    from nbrl.backends.rewards import Reward
+    from nbrl.config import (
+        KL,
+        Critic,
+        Engine,
+        Lora,
+        Model,
+        Optimizer,
+        PolicyLoss,
+        Recipe,
+        Sampling,
+        Shaping,
+        Trainer,
+    )
+    from nbrl.driver.session import Session
+    from nbrl.functional.dialects import dialect
+    from nbrl.functional.estimators import Estimator, estimate
+    from nbrl.notebook.connect import connect
+    from nbrl.stages.advantages import compute_advantages
+    from nbrl.stages.comparison import compare_estimators, diff_scores
+    from nbrl.types import (
+        Advantaged,
+        Evaluation,
+        History,
+        Metric,
+        Probe,
+        Prompts,
+        Rollouts,
+        Scored,
+        StepResult,
+        load,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "KL",
+    "Advantaged",
+    "Critic",
+    "Engine",
+    "Estimator",
+    "Evaluation",
+    "History",
+    "Lora",
+    "Metric",
+    "Model",
+    "Optimizer",
+    "PolicyLoss",
+    "Probe",
+    "Prompts",
+    "Recipe",
+    "Reward",
+    "Rollouts",
+    "Sampling",
+    "Scored",
+    "Session",
+    "Shaping",
+    "StepResult",
+    "Trainer",
+    "__version__",
+    "compare_estimators",
+    "compute_advantages",
+    "connect",
+    "dialect",
+    "diff_scores",
+    "errors",
+    "estimate",
+    "functional",
+    "load",
+    "load_prompts",
+]
+
+_NAMES = {
+    "nbrl.backends.datasets": ("load_prompts",),
+    "nbrl.backends.rewards": ("Reward",),
+    "nbrl.config": (
+        "Critic",
+        "Engine",
+        "KL",
+        "Lora",
+        "Model",
+        "Optimizer",
+        "PolicyLoss",
+        "Recipe",
+        "Sampling",
+        "Shaping",
+        "Trainer",
+    ),
+    "nbrl.driver.session": ("Session",),
+    "nbrl.functional.dialects": ("dialect",),
+    "nbrl.functional.estimators": (
+        "Estimator",
+        "estimate",
+    ),
+    "nbrl.notebook.connect": ("connect",),
+    "nbrl.stages.advantages": ("compute_advantages",),
+    "nbrl.stages.comparison": (
+        "compare_estimators",
+        "diff_scores",
+    ),
+    "nbrl.types": (
+        "Advantaged",
+        "Evaluation",
+        "History",
+        "Metric",
+        "Probe",
+        "Prompts",
+        "Rollouts",
+        "Scored",
+        "StepResult",
+        "load",
+    ),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = ("errors", "functional")
+
+
+def __getattr__(name: str) -> Any:
+    """The public name, loaded from its home and kept."""
+    if name in _MODULES:
+        return importlib.import_module(f"nbrl.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'nbrl' has no public name {name!r}; it has {sorted(__all__)}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
