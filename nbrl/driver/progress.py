@@ -46,7 +46,9 @@ class Bar:
 
     def line(self) -> str:
         """One line of text: state, counts, rates, time."""
-        tokens = f", {self.tokens / self.seconds:,.0f} tokens/s" if self.tokens and self.seconds else ""
+        tokens = (
+            f", {self.tokens / self.seconds:,.0f} tokens/s" if self.tokens and self.seconds else ""
+        )
         rest = f", {self.eta:.0f} s to go" if self.eta is not None else ""
         note = f" ({self.note})" if self.note else ""
         state = "" if self.outcome in ("running", "done") else f" {self.outcome}"
@@ -60,7 +62,11 @@ class Sink(Protocol):
     """Where bars are shown: one output that is updated in place."""
 
     def show(self, bars: Sequence[Bar], final: bool) -> None:
-        """Show the bars, outermost first; ``final`` is the last call, whatever happened."""
+        """Show the bars, outermost first.
+
+        ``final`` is the last call, whatever happened; after the outermost bar it holds, by
+        name, what the inner phases did together.
+        """
         ...
 
 
@@ -97,13 +103,14 @@ class Progress:
         self._sink: Sink | None = None
         self._bars: list[Bar] = []
         self._started: list[float] = []
+        self._totals: dict[str, Bar] = {}
         self._shown = 0.0
 
     @contextmanager
     def phase(self, name: str, total: int, unit: str) -> Iterator[Advance]:
         """A bar for the time of the block; yields ``advance(units, tokens)``."""
         if not self._bars:
-            self._sink, self._shown = self._make_sink(), 0.0
+            self._sink, self._shown, self._totals = self._make_sink(), 0.0, {}
         self._bars.append(Bar(name=name, unit=unit, total=total))
         self._started.append(time.monotonic())
         level = len(self._bars) - 1
@@ -133,7 +140,20 @@ class Progress:
         self._bars[level] = replace(self._bars[level], outcome=outcome)
         if level == 0:
             self._show(final=True)
+        else:
+            self._add_to_total(self._bars[level])
         del self._bars[level:], self._started[level:]
+
+    def _add_to_total(self, bar: Bar) -> None:
+        """Keep what the inner phases of one name did together, for the last state."""
+        before = self._totals.get(bar.name, replace(bar, total=0, done=0, tokens=0, seconds=0.0))
+        self._totals[bar.name] = replace(
+            bar,
+            total=before.total + bar.total,
+            done=before.done + bar.done,
+            tokens=before.tokens + bar.tokens,
+            seconds=before.seconds + bar.seconds,
+        )
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -148,4 +168,5 @@ class Progress:
             self._shown = now
             self._tick()
             if self._sink is not None:
-                self._sink.show(tuple(self._bars), final)
+                totals = self._totals.values() if final else ()
+                self._sink.show((*self._bars, *totals), final)

@@ -45,14 +45,14 @@ def to_html(bars: Sequence[Bar]) -> str:
     """A table with one row a bar, inner bars indented; it reads the same without any style."""
     cell = "text-align:left;padding:2px 8px"
     head = "".join(f'<th scope="col" style="{cell}">{name}</th>' for name in HEADINGS)
-    rows = "".join(_row(bar, level, cell) for level, bar in enumerate(bars))
+    rows = "".join(_row(bar, at > 0, cell) for at, bar in enumerate(bars))
     notes = "".join(f"<div>{html.escape(bar.note)}</div>" for bar in bars if bar.note)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{notes}"
 
 
 def to_text(bars: Sequence[Bar]) -> str:
     """One line a bar, inner bars indented."""
-    return "\n".join("  " * level + bar.line() for level, bar in enumerate(bars))
+    return "\n".join("  " * (at > 0) + bar.line() for at, bar in enumerate(bars))
 
 
 def make_sink() -> HtmlSink | PlainLines:
@@ -78,7 +78,7 @@ def seconds_text(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def _row(bar: Bar, level: int, cell: str) -> str:
+def _row(bar: Bar, is_inner: bool, cell: str) -> str:
     name, unit = html.escape(bar.name), html.escape(bar.unit)
     per_second = f"{bar.tokens / bar.seconds:,.0f} tokens/s" if bar.tokens and bar.seconds else ""
     share = 1.0 if bar.total <= 0 else min(bar.done / bar.total, 1.0)
@@ -88,7 +88,7 @@ def _row(bar: Bar, level: int, cell: str) -> str:
         f'style="width:12em;accent-color:{colour}"></progress>'
     )
     texts = (
-        "&nbsp;" * (4 * level) + name,
+        "&nbsp;" * (4 * is_inner) + name,
         gauge,
         f"{bar.done:,}/{bar.total:,} {unit}",
         seconds_text(bar.seconds),

@@ -46,7 +46,11 @@ def test_inner_phases_share_the_outer_sink_and_the_last_state_is_whole():
     assert len(sinks) == 1
     bars, final = sinks[0].shown[-1]
     assert final
-    assert [(b.name, b.done, b.outcome, b.note) for b in bars] == [("run", 2, "done", "reward 0.5")]
+    assert [(b.name, b.done, b.tokens, b.outcome, b.note) for b in bars] == [
+        ("run", 2, 0, "done", "reward 0.5"),
+        ("rollout", 6, 24, "done", ""),
+    ]
+    assert bars[1].total == 6
 
 
 def test_updates_are_throttled():
@@ -75,7 +79,9 @@ def test_the_end_is_told_as_it_was(error, outcome):
 
 
 def test_plain_lines_go_to_stderr(capsys):
-    PlainLines().show([Bar(name="run", unit="steps", total=2, done=2, seconds=1.0, outcome="done")], True)
+    PlainLines().show(
+        [Bar(name="run", unit="steps", total=2, done=2, seconds=1.0, outcome="done")], True
+    )
     assert capsys.readouterr().err == "run: 2/2 steps in 1.0 s, 2.0 steps/s\n"
 
 

@@ -140,6 +140,7 @@ def test_saved_notebook_holds_one_output_with_the_last_state():
     assert set(outputs[0].data) == {"text/html", "text/plain"}
     words = " ".join(parsed(outputs[0].data["text/html"]).words)
     assert "3/3 steps" in words
+    assert "12/12 samples" in words
     assert "tokens/s" in words
     assert outputs[0].data["text/plain"].startswith("run: 3/3 steps in")
     assert "widgets" not in notebook.metadata
