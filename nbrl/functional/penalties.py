@@ -18,8 +18,9 @@ def overlong_penalty(
 ) -> Float[Tensor, " N"]:
     """A number <= 0 to add to each reward, falling over the last ``buffer`` tokens allowed.
 
-    ``-factor clamp((L - (max - buffer)) / buffer, 0, 1)`` (DAPO, Yu et al. 2025, eq. 13), linear
-    from 0 at ``max_new_tokens - buffer`` to ``-factor`` at ``max_new_tokens``. It is bounded: an answer longer than ``max_new_tokens`` loses ``factor``, not more.
+    ``-factor clamp((L - (max_new_tokens - buffer)) / buffer, 0, 1)`` (DAPO, Yu et al. 2025,
+    eq. 13): linear from 0 at ``max_new_tokens - buffer`` to ``-factor`` at ``max_new_tokens``,
+    and no lower: an answer that is longer loses ``factor``, not more.
 
     Args:
         lengths: Sampled tokens of each answer; text of tools and users between turns is not the

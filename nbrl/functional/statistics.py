@@ -1,7 +1,5 @@
 """How good, and how sure: pass@k and bootstrap intervals; may import torch and errors."""
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,18 +8,6 @@ from nbrl.errors import ConfigError, DataError
 
 # Resampled indices held at once; bounds memory, does not change results.
 _CHUNK_ELEMENTS = 4_000_000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """An estimate and the ends of its interval.
-
-    Example: ``Interval(estimate=0.5, low=0.41, high=0.59)``.
-    """
-
-    estimate: float
-    low: float
-    high: float
 
 
 def pass_at_k(n: Int[Tensor, " P"] | int, c: Int[Tensor, " P"], k: int) -> Float[Tensor, " P"]:
@@ -57,8 +43,8 @@ def pass_at_k(n: Int[Tensor, " P"] | int, c: Int[Tensor, " P"], k: int) -> Float
 
 def bootstrap_interval(
     x: Float[Tensor, " N"], *, seed: int = 0, level: float = 0.95, resamples: int = 2000
-) -> Interval:
-    """The mean with its percentile bootstrap interval (Efron 1979), set by the seed.
+) -> tuple[float, float]:
+    """The ends (low, high) of the percentile bootstrap interval of the mean (Efron 1979).
 
     Resample over what is independent: prompts, not samples of one prompt.
 
@@ -87,7 +73,7 @@ def bootstrap_interval(
         means.append(wide[torch.randint(len(wide), shape, generator=generator)].mean(1))
     tail = (1 - level) / 2
     ends = torch.cat(means).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64))
-    return Interval(estimate=float(wide.mean()), low=float(ends[0]), high=float(ends[1]))
+    return float(ends[0]), float(ends[1])
 
 
 def paired_difference(
@@ -97,8 +83,8 @@ def paired_difference(
     seed: int = 0,
     level: float = 0.95,
     resamples: int = 2000,
-) -> Interval:
-    """The mean of ``b - a`` over the same items, with its bootstrap interval.
+) -> tuple[float, float, float]:
+    """The mean of ``b - a`` over the same items, and its bootstrap interval: (mean, low, high).
 
     Pairing takes the items' own spread out: two runs on the same prompts are compared prompt by
     prompt. An interval that leaves out 0 is a difference at that level.
@@ -106,4 +92,6 @@ def paired_difference(
     Raises:
         ConfigError, DataError: As :func:`bootstrap_interval`.
     """
-    return bootstrap_interval(b.double() - a.double(), seed=seed, level=level, resamples=resamples)
+    difference = b.double() - a.double()
+    low, high = bootstrap_interval(difference, seed=seed, level=level, resamples=resamples)
+    return float(difference.mean()), low, high
