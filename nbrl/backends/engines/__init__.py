@@ -1,0 +1,1 @@
+"""The engines room: what samples from a policy."""
