@@ -7,6 +7,7 @@ verb calls before it starts work, so that all problems of a request come in one 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
+from math import inf
 from typing import Any
 
 from nbrl.errors import all_problems
@@ -225,19 +226,19 @@ Check = Callable[[Any], Iterator[str]]
 def _bounded(
     name: str,
     value: float | None,
-    low: float = float("-inf"),
-    high: float = float("inf"),
+    low: float = -inf,
+    high: float = inf,
     *,
     open_low: bool = False,
 ) -> Iterator[str]:
     """A problem where a number lies outside its interval; ``None`` always passes."""
     if value is None:
         return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) != inf
     if number and low <= value <= high and not (open_low and value == low):
         return
-    left = "(" if open_low or low == float("-inf") else "["
-    right = ")" if high == float("inf") else "]"
+    left = "(" if open_low or low == -inf else "["
+    right = ")" if high == inf else "]"
     yield f"{name} must be a number in {left}{low:g}, {high:g}{right}; got {value!r}"
 
 
