@@ -50,9 +50,9 @@ def curve(histories: Curves, name: str) -> pd.DataFrame:
     """
     frames = [_frame(h) for h in _listed(histories)]
     for frame in frames:
-        if name not in frame.columns:
+        if len(frame) and name not in frame.columns:
             raise unknown_name("metric", name, map(str, frame.columns))
-    joined = pd.concat([frame[name] for frame in frames], axis=1)
+    joined = pd.concat([frame[name] for frame in frames if len(frame)] or [pd.Series()], axis=1)
     rows = [mean_interval(row[~np.isnan(row)]) for row in joined.to_numpy(dtype=float)]
     mean, half = np.array(rows, dtype=float).reshape(-1, 2).T
     counts = joined.notna().sum(axis=1).to_numpy()
@@ -70,7 +70,7 @@ def plot_metric(
     colour, line = COLOURS[at % len(COLOURS)], LINES[at % len(LINES)]
     if len(runs) > 1:
         for run in runs:
-            ax.plot(_frame(run)[name], color=colour, linewidth=0.7, alpha=0.45)
+            ax.plot(curve(run, name)["mean"], color=colour, linewidth=0.7, alpha=0.45)
         ax.fill_between(
             data.index, data["low"], data["high"], color=colour, alpha=0.18, linewidth=0
         )
@@ -92,7 +92,7 @@ def plot_timings(history: History | pd.DataFrame, *, ax: Axes | None = None) -> 
     """Seconds of each phase, stacked a step; the legend says each phase's share of all steps."""
     ax, frame = _axes(ax), _frame(history)
     phases = [c for c in map(str, frame.columns) if c.startswith(SECONDS)]
-    if not phases:
+    if len(frame) and not phases:
         raise DataError(
             f"the history has no column {SECONDS}<phase>; it has {list(frame.columns)}."
         )
@@ -256,7 +256,8 @@ def _dress(ax: Axes, xlabel: str, ylabel: str) -> Axes:
     ax.set_ylabel(ylabel)
     ax.grid(visible=True, axis="y", color="#dddddd", linewidth=0.6)
     ax.set_axisbelow(True)
-    ax.legend(fontsize="small", framealpha=0.8)
+    if _next_style(ax):
+        ax.legend(fontsize="small", framealpha=0.8)
     return ax
 
 

@@ -118,6 +118,14 @@ def test_curve_takes_frames_as_well():
     assert plots.curve(frame, "reward")["mean"].tolist() == [0.25, 0.75]
 
 
+def test_a_run_without_steps_is_an_empty_picture():
+    for draw in (plots.plot_reward, plots.plot_timings):
+        ax = draw(history([]), ax=axes())
+        assert ax.get_xlabel() == "policy version"
+    both = plots.curve([history([]), history([0.5])], "reward")
+    assert both["n"].tolist() == [1]
+
+
 def test_unknown_metric_lists_the_known_ones():
     with pytest.raises(UnknownNameError, match=r"'rewrd'.*reward, seconds_rollout"):
         plots.plot_metric(history([0.1]), "rewrd", ax=axes())
