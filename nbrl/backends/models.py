@@ -251,6 +251,11 @@ def _context_length(model: Model, module: PreTrainedModel) -> int:
 
 
 def _with_lora(module: PreTrainedModel, lora: Lora) -> nn.Module:
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError(
+            "Model(lora=...) needs the package peft, which is not installed; run: "
+            "pip install 'nbrl[lora]'"
+        )
     # Only those who use an adapter pay for the import.
     from peft import LoraConfig, get_peft_model
 
