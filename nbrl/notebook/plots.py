@@ -108,7 +108,7 @@ def plot_timings(history: History | pd.DataFrame, *, ax: Axes | None = None) -> 
         )  # fmt: skip
         bottom = bottom + height
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return _dress(ax, "policy version", "seconds")
+    return _dress(ax, "policy version", "seconds", headroom=0.25)
 
 
 def plot_reward_distribution(scored: Scored, *, ax: Axes | None = None) -> Axes:
@@ -125,7 +125,7 @@ def plot_reward_distribution(scored: Scored, *, ax: Axes | None = None) -> Axes:
         f"group means (n={len(means)})": means,
     }
     _shares(ax, series)
-    return _dress(ax, "reward", "share")
+    return _dress(ax, "reward", "share", headroom=0.25)
 
 
 def plot_lengths(rollouts: Rollouts, *, ax: Axes | None = None) -> Axes:
@@ -143,9 +143,11 @@ def plot_lengths(rollouts: Rollouts, *, ax: Axes | None = None) -> Axes:
         stacked=True,
         color=COLOURS[:2],
         hatch=HATCHES[:2],
+        edgecolor="white",
         label=[f"ended (n={(~cut).sum()})", f"cut at the limit (n={cut.sum()})"],
     )
-    return _dress(ax, "sampled tokens", "samples")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return _dress(ax, "sampled tokens", "samples", headroom=0.25)
 
 
 def plot_advantages(
@@ -161,9 +163,11 @@ def plot_advantages(
         dead = len(np.unique(groups[~live]))
         said = f"n={len(batch)} samples, {dead} of {len(np.unique(groups))} groups without signal"
         series[f"{name} ({said})"] = _token_means(batch)
-    _shares(ax, series)
+    most = max((np.abs(v).max(initial=0.0) for v in series.values()), default=0.0) or 1.0
+    # an odd number of bins, so that samples without signal stand in one of their own around 0
+    _shares(ax, series, np.linspace(-most, most, 14))
     ax.axvline(0.0, color="#444444", linewidth=0.8)
-    return _dress(ax, "mean advantage of a sample", "share")
+    return _dress(ax, "mean advantage of a sample", "share", headroom=0.25)
 
 
 def plot_logprob_gap(rollouts: Rollouts, *, ax: Axes | None = None) -> Axes:
@@ -251,7 +255,10 @@ def _next_style(ax: Axes) -> int:
     return len(ax.get_legend_handles_labels()[0])
 
 
-def _dress(ax: Axes, xlabel: str, ylabel: str) -> Axes:
+def _dress(ax: Axes, xlabel: str, ylabel: str, headroom: float = 0.0) -> Axes:
+    """Labels, grid, legend; ``headroom`` is the share of room kept for the legend above bars."""
+    if headroom:
+        ax.set_ylim(top=ax.get_ylim()[1] * (1.0 + headroom))
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
     ax.grid(visible=True, axis="y", color="#dddddd", linewidth=0.6)
@@ -261,17 +268,18 @@ def _dress(ax: Axes, xlabel: str, ylabel: str) -> Axes:
     return ax
 
 
-def _shares(ax: Axes, series: Mapping[str, np.ndarray]) -> None:
+def _shares(ax: Axes, series: Mapping[str, np.ndarray], bins: int | np.ndarray = 12) -> None:
     """Bars side by side, each series' adding up to 1."""
     weights = [np.full(len(v), 1.0 / max(len(v), 1)) for v in series.values()]
     colours = [COLOURS[at % len(COLOURS)] for at in range(len(series))]
     hatches = [HATCHES[at % len(HATCHES)] for at in range(len(series))]
     ax.hist(
         list(series.values()),
-        bins=12,
+        bins=bins,
         weights=weights,
         color=colours,
         hatch=hatches,
+        edgecolor="white",
         label=list(series),
     )
 

@@ -176,6 +176,8 @@ def test_advantages_say_how_many_groups_are_dead(advantaged):
     ax = plots.plot_advantages({"grpo": advantaged, "rloo": advantaged}, ax=axes())
     said = "n=4 samples, 1 of 2 groups without signal"
     assert legend(ax) == [f"grpo ({said})", f"rloo ({said})"]
+    middle = ax.containers[0][6]
+    assert middle.get_height() == pytest.approx(0.5)
 
 
 def test_token_means_ignore_prompt_tokens(advantaged):
