@@ -25,6 +25,7 @@ class Baseline:
 
     of: Callable[[Tensor, Groups, Tensor], Tensor]
     over_group: bool
+    uses_lengths: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +71,7 @@ BASELINES: dict[str, Baseline] = {
     "length-weighted": Baseline(
         of=lambda x, groups, lengths: g.weighted_residuals(x, lengths.double(), groups),
         over_group=True,
+        uses_lengths=True,
     ),
 }
 """What is subtracted: nothing, a mean over the batch or the group, the mean of the group's other

@@ -69,21 +69,47 @@ def generalized_advantages(
 def _by_blocks(
     rewards: Tensor, token_rewards: Tensor | None, values: Tensor | None, mask: Tensor, walk: Walk
 ) -> Tensor:
+    """The recursion over blocks of rows, each turned so that a column lies in one piece."""
     advantages = torch.empty(mask.shape, dtype=rewards.dtype, device=mask.device)
+    width = min(_BLOCK, len(rewards))
+    # Turned blocks reuse their memory: fresh pages would cost more than the arithmetic.
+    gain_buffer, value_buffer = _buffer(token_rewards, width), _buffer(values, width)
+    mask_buffer, out_buffer = _buffer(mask, width), _buffer(advantages, width)
     for start in range(0, len(rewards), _BLOCK):
         rows = slice(start, start + _BLOCK)
-        gains = None if token_rewards is None else token_rewards[rows].T.contiguous()
-        block_values = None if values is None else values[rows].T.contiguous()
-        columns = mask[rows].T.contiguous()
-        advantages[rows] = _walk(rewards[rows], gains, block_values, columns, walk).T
+        out = out_buffer[:, : len(rewards[rows])]
+        _walk(
+            rewards[rows],
+            None if token_rewards is None else _turned(token_rewards, rows, gain_buffer),
+            None if values is None else _turned(values, rows, value_buffer),
+            _turned(mask, rows, mask_buffer),
+            out,
+            walk,
+        )
+        advantages[rows] = out.T
     return advantages
 
 
+def _buffer(like: Tensor | None, width: int) -> Tensor:
+    """Room for a block of rows, turned; nothing where there is nothing to turn."""
+    return torch.empty(0) if like is None else like.new_empty((like.shape[1], width))
+
+
+def _turned(x: Tensor, rows: slice, buffer: Tensor) -> Tensor:
+    """Rows of ``x`` as columns, written into ``buffer``."""
+    block = x[rows]
+    return buffer[:, : len(block)].copy_(block.T)
+
+
 def _walk(
-    rewards: Tensor, gains: Tensor | None, values: Tensor | None, mask: Tensor, walk: Walk
-) -> Tensor:
-    """The recursion over columns ``[T, n]``, from the last to the first."""
-    out = torch.empty(mask.shape, dtype=rewards.dtype, device=mask.device)
+    rewards: Tensor,
+    gains: Tensor | None,
+    values: Tensor | None,
+    mask: Tensor,
+    out: Tensor,
+    walk: Walk,
+) -> None:
+    """Fill ``out`` by the recursion over columns ``[T, n]``, from the last to the first."""
     carry, zero = rewards, torch.zeros((), dtype=rewards.dtype, device=mask.device)
     seen = torch.zeros_like(rewards, dtype=torch.bool)
     between = walk.gamma * walk.lam if walk.masked_tokens == "walk" else 0.0
@@ -100,4 +126,3 @@ def _walk(
             carry = torch.where(seen, carry * between, carry)
             seen = seen | counts
         carry = torch.where(counts, left, carry)
-    return out

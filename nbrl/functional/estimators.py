@@ -186,8 +186,9 @@ def estimate(  # noqa: PLR0913 - the published signature
         )
     name, row = named(estimator)
     _check_inputs(name, row, kl, kl_coef, values)
+    lengths = mask.sum(1) if BASELINES[row.baseline].uses_lengths else None
     shaped = scalar_advantages(
-        estimator, rewards, group_ids, lengths=mask.sum(1), reward_clip=reward_clip
+        estimator, rewards, group_ids, lengths=lengths, reward_clip=reward_clip
     )
     token_rewards = None if kl is None or kl_coef == 0 else kl.to(shaped.dtype) * -kl_coef
     walk = Walk(gamma=row.gamma, lam=row.lam, masked_tokens=row.masked_tokens)
@@ -206,7 +207,7 @@ def scalar_advantages(
     rewards: Float[Tensor, " N"],
     group_ids: Int[Tensor, " N"],
     *,
-    lengths: Int[Tensor, " N"],
+    lengths: Int[Tensor, " N"] | None = None,
     reward_clip: tuple[float, float] | None = None,
 ) -> Float[Tensor, " N"]:
     """One number a row: reward minus baseline, over the scale, clipped; steps 1 to 3 of the head.
@@ -215,7 +216,7 @@ def scalar_advantages(
         estimator: A name in :data:`ESTIMATORS` or an :class:`Estimator`.
         rewards: One a row, finite.
         group_ids: Rows with equal ids are a group.
-        lengths: Tokens that count, for the length-weighted baseline.
+        lengths: Tokens that count, for the length-weighted baseline; others do not look at them.
         reward_clip: (low, high).
 
     Raises:
@@ -230,6 +231,8 @@ def scalar_advantages(
         raise DataError(
             f"rewards must be finite; rows {bad} are not. Exclude samples without a reward first."
         )
+    if BASELINES[row.baseline].uses_lengths and lengths is None:
+        raise ConfigError(f"estimator {name!r} needs lengths, the tokens that count in each row.")
     x = at_least_float32(rewards)
     if len(x) == 0:
         return x
@@ -237,7 +240,9 @@ def scalar_advantages(
     alone = members.sizes == 1
     if row.needs_group and row.singleton == "refuse" and bool(alone.any()):
         raise _group_of_one(name, int(alone.sum()), members.count)
-    shaped = BASELINES[row.baseline].of(x, members, lengths)
+    shaped = BASELINES[row.baseline].of(
+        x, members, lengths if lengths is not None else members.sizes
+    )
     shaped = SCALES[row.scale].of(shaped, x, members, Divisor(eps=row.eps, ddof=row.ddof))
     if row.needs_group:
         shaped = torch.where(alone, x.double() if row.singleton == "raw" else 0.0, shaped)

@@ -41,6 +41,7 @@ def masked_mean(
     return masked_sum(x, mask, dim) / count.clamp(min=1)
 
 
+@torch.no_grad()
 def whiten(
     x: Float[Tensor, "N T"],
     mask: Bool[Tensor, "N T"],
@@ -53,7 +54,7 @@ def whiten(
     ``(x - mu) / sqrt(max(var, 1e-8))`` over all True places of the batch. The variance is the
     *population* one (OpenRLHF, NeMo-RL); ``ddof=1`` gives the sample variance (verl, SkyRL). One
     True place or none gives 0, as does a constant: its rounded mean is not blown up, because all
-    is measured from the smallest value.
+    is measured from the largest value in size. The result is a constant: no gradient goes through.
 
     Args:
         x: What to whiten.
@@ -62,16 +63,22 @@ def whiten(
         ddof: Subtracted from the count in the variance, 0 or 1.
     """
     x = at_least_float32(x)
-    count = mask.sum()
+    count = int(mask.count_nonzero())
     if count <= 1:
         return torch.zeros_like(x)
-    anchor = torch.where(mask, x, torch.inf).amin()
-    shifted = torch.where(mask, x - anchor, 0.0)
-    centred = torch.where(mask, shifted - shifted.sum() / count, 0.0)
-    if not scale:
-        return centred
-    variance = (centred * centred).sum() / (count - ddof)
-    return centred * variance.clamp(min=VARIANCE_FLOOR).rsqrt()
+    # One new tensor, then in place: at these sizes fresh memory costs more than arithmetic.
+    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    out = torch.where(mask, x, zero)
+    low, high = out.aminmax()
+    out.sub_(torch.where(high > -low, high, low))
+    torch.where(mask, out, zero, out=out)
+    out.sub_(out.sum() / count)
+    torch.where(mask, out, zero, out=out)
+    if scale:
+        squares = torch.linalg.vector_norm(out, dim=1).square().sum()
+        variance = squares / (count - ddof)
+        out.mul_(variance.clamp(min=VARIANCE_FLOOR).rsqrt())
+    return out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
