@@ -84,16 +84,10 @@ def test_code_has_the_houses_shape(command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
-def test_types_agree():
-    done = run(sys.executable, "-m", "pyright")
-    assert done.returncode == 0, done.stdout
-
-
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_modules_are_small_and_say_what_they_do(path):
     source = path.read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= 400
+    assert len(source.splitlines()) <= 400, "look first whether the room is too big"
     assert ast.get_docstring(ast.parse(source)), "the first line says what the module does"
     assert source.isascii()
 

@@ -62,6 +62,8 @@ NO_EFFECT = [
     (Shaping(overlong_penalty=0.5), "no effect without overlong_buffer"),
     (PolicyLoss(norm_length=100), "norm_length has no effect with aggregation='token-mean'"),
     (PolicyLoss(surrogate="cispo", dual_clip=3.0), "dual_clip has no effect"),
+    (PolicyLoss(surrogate="reinforce", eps_low=0.1), "eps_low/high have no effect"),
+    (PolicyLoss(surrogate="sapo", eps_high=0.3), "eps_low/high have no effect"),
     (PolicyLoss(correction_high=2.0), "no effect without correction"),
     (PolicyLoss(correction_low=0.1), "no effect without correction"),
     (Optimizer(total_steps=10), "total_steps has no effect with schedule='constant'"),
