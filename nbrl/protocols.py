@@ -6,7 +6,7 @@ through this file.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -52,6 +52,7 @@ class Generation:
     error: str | None = None
 
 
+@runtime_checkable
 class RolloutEngine(Protocol):
     """Something that samples from the policy."""
 
@@ -108,6 +109,7 @@ class LossTerms:
     """A seeded random projection of the gradient, float32 ``[D]``; from ``probe`` only."""
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """Something that holds the policy's weights and changes them."""
 

@@ -9,7 +9,7 @@ from nbrl.driver.runtime import Runtime
 from nbrl.driver.scoring import load_rewards, score
 from nbrl.driver.training import compute_advantages, train_step
 from nbrl.errors import unknown_name
-from nbrl.stages.advantages import estimator_problems
+from nbrl.stages.advantages import columns_needed, estimator_problems
 from nbrl.types import History, StepResult
 
 
@@ -78,6 +78,10 @@ def run(runtime: Runtime, steps: int, recipe: Recipe, mode: str) -> History:
 def _recipe_problems(runtime: Runtime, recipe: Recipe) -> list[str]:
     """What can be known to fail before the first prompt is drawn."""
     problems = list(estimator_problems(recipe.estimator, recipe.n))
+    if "values" in columns_needed(recipe.estimator, recipe.kl) and not runtime.has_critic:
+        problems.append(
+            f"estimator {recipe.estimator!r} needs a critic; connect with trainer=Trainer(critic=Critic())"
+        )
     if recipe.minibatches > recipe.prompts * recipe.n:
         problems.append(
             f"minibatches={recipe.minibatches} is more than the {recipe.prompts * recipe.n} samples"

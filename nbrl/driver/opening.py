@@ -3,6 +3,7 @@
 May import ``backends`` and what ``session`` may.
 """
 
+import gc
 import importlib.metadata
 import os
 import platform
@@ -81,7 +82,23 @@ def open_session(
 def _backends(
     policy: LoadedModel, model: Model, engine: Engine, trainer: Trainer, seed: int
 ) -> dict[str, Any]:
-    raise NotImplementedError
+    """Engine and trainer around the one policy, and what frees them."""
+    critic = trainer.critic
+    local = LocalTrainer(
+        policy.module,
+        optimizer=trainer.optimizer,
+        critic=None if critic is None else load_critic(model, critic.path, seed=derive(seed, "critic")),
+        critic_optimizer=None if critic is None else critic.optimizer,
+        reference=None if model.lora is not None else lambda: load_reference(model),
+        gradient_checkpointing=trainer.gradient_checkpointing,
+        seed=derive(seed, "trainer"),
+    )
+    return {
+        "engine": HFEngine(policy, max_batch=engine.max_batch),
+        "trainer": local,
+        "weights_to_send": tuple,
+        "release": gc.collect,
+    }
 
 
 def open_source(prompts: str | Prompts, seed: int) -> PromptSource:

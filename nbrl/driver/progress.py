@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 MIN_SECONDS_BETWEEN_UPDATES = 0.25
 SECONDS_BETWEEN_PLAIN_LINES = 30.0
@@ -58,6 +58,7 @@ class Bar:
         )
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Where bars are shown: one output that is updated in place."""
 

@@ -4,10 +4,12 @@ May import ``protocols``, ``types``, ``config``, ``errors`` and the rooms of ``d
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
 
 from nbrl.driver.progress import Progress
 from nbrl.driver.store import RunFolder
@@ -16,6 +18,7 @@ from nbrl.protocols import RolloutEngine, Trainer
 from nbrl.types import Prompts
 
 
+@runtime_checkable
 class PromptSource(Protocol):
     """Where prompts come from: the same cursor gives the same prompts."""
 
@@ -41,6 +44,8 @@ class Runtime:
     decode: Callable[[list[list[int]]], list[str]]
     has_critic: bool
     micro_batch_tokens: int
+    weights_to_send: Callable[[], Iterable[tuple[str, Tensor]]]
+    """What the engine must be given after a step; nothing where it shares the trainer's weights."""
     release: Callable[[], None]
     """Frees what the engine and the trainer hold."""
     progress: Progress

@@ -1,1 +1,187 @@
-"""The verb ``score``: rollouts and rewards to scored samples. May import what ``runtime`` may."""
+"""The verb ``score``: rollouts and rewards to scored samples. May import ``backends.rewards`` too."""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nbrl.backends.rewards import Outcome, RewardFn, load_reward, score_samples
+from nbrl.config import check_config
+from nbrl.driver.runtime import Runtime, Stopwatch
+from nbrl.errors import ConfigError, RewardError, unknown_name
+from nbrl.types import Rollouts, Scored
+
+ON_ERROR = ("raise", "exclude")
+Combine = Callable[[Mapping[str, float]], float]
+COMBINES: Mapping[str, Combine] = {
+    "sum": lambda values: math.fsum(values.values()),
+    "product": lambda values: math.prod(values.values()),
+}
+
+
+def score(
+    runtime: Runtime,
+    rollouts: Rollouts,
+    rewards: Any,
+    *,
+    combine: Any = None,
+    on_error: str = "raise",
+) -> Scored:
+    """Rewards for each sample; nothing is generated, so a batch can be scored again and again.
+
+    Samples whose generation failed are not shown to the rewards: their status is ``excluded``.
+
+    Raises:
+        ConfigError: No such reward, combination or error policy; nothing was called.
+        RewardError: A reward failed on a sample, and ``on_error`` is ``"raise"``.
+    """
+    if on_error not in ON_ERROR:
+        raise unknown_name("on_error", on_error, ON_ERROR)
+    watch = Stopwatch()
+    functions = load_rewards(rewards)
+    total_of = _combination(combine, functions)
+    good = [e is None for e in rollouts.table.column("error").to_pylist()]
+    rows = [row for row, keep in zip(_rows(rollouts), good, strict=True) if keep]
+    found: dict[str, list[Outcome]] = {}
+    with runtime.progress.phase("score", len(rows) * len(functions), "rewards") as advance:
+        for name, function in functions.items():
+            found[name] = _spread(
+                score_samples(function, rows, on_error=on_error, advance=advance), good
+            )
+    spec = {
+        "rewards": {name: f.name for name, f in functions.items()},
+        "fingerprints": {name: f.fingerprint for name, f in functions.items()},
+        "combine": _combine_spec(combine),
+        "on_error": on_error,
+        "seconds": {"score": watch.read()},
+    }
+    ids = rollouts.table.column("sample_id")
+    table = pa.table({"sample_id": ids, **_totals(found, total_of, ids), **_columns(found)})
+    return Scored(table=table, rollouts=rollouts, spec=spec)
+
+
+def load_rewards(rewards: Any) -> dict[str, RewardFn]:
+    """The rewards by the name of their column: ``reward`` for a single one.
+
+    Raises:
+        ConfigError: One of them is not there or cannot be called; names that clash.
+    """
+    if not isinstance(rewards, Mapping):
+        return {"reward": load_reward(rewards)}
+    if not rewards:
+        raise ConfigError("score needs at least one reward; got an empty dict.")
+    taken = {"sample_id", "total", "status", "error", "token_rewards"}
+    problems = [f"a reward cannot be called {n!r}; choose another key" for n in rewards if n in taken]
+    problems += [
+        f"a reward's key must be a word without dots; got {n!r}"
+        for n in rewards
+        if not isinstance(n, str) or not n or "." in n or "/" in n
+    ]
+    check_config("score", extra=problems)
+    return {name: load_reward(reward) for name, reward in rewards.items()}
+
+
+def _combination(combine: Any, functions: Mapping[str, RewardFn]) -> Combine:
+    if combine is None:
+        return COMBINES["sum"]
+    if isinstance(combine, str):
+        if combine not in COMBINES:
+            raise unknown_name("combine", combine, COMBINES)
+        return COMBINES[combine]
+    if isinstance(combine, Mapping):
+        if set(combine) != set(functions):
+            raise ConfigError(
+                f"combine gives weights for {sorted(combine)}, the rewards are {sorted(functions)}; "
+                "give one weight to each."
+            )
+        return lambda values: math.fsum(combine[n] * v for n, v in values.items())
+    if callable(combine):
+        return combine
+    raise ConfigError(
+        f"combine must be one of {', '.join(COMBINES)}, a dict of weights, or a function of "
+        f"{{name: value}}; got {combine!r}."
+    )
+
+
+def _combine_spec(combine: Any) -> Any:
+    """What the echo says of the combination."""
+    if combine is None:
+        return "sum"
+    return dict(combine) if isinstance(combine, Mapping) else str(combine)
+
+
+def _rows(rollouts: Rollouts) -> list[dict[str, Any]]:
+    """What a reward may ask of each sample, by parameter name."""
+    records = rollouts.to_arrow().to_pylist()
+    return [
+        {
+            "sample_id": r["sample_id"],
+            "prompt": r["prompt"],
+            "response": r["response"],
+            "label": r["label"],
+            "messages": json.loads(r["messages"]) if r["messages"] is not None else None,
+            "metadata": json.loads(r["metadata"]) if r["metadata"] else {},
+            "rollout": r,
+        }
+        for r in records
+    ]
+
+
+def _spread(outcomes: Sequence[Outcome], good: Sequence[bool]) -> list[Outcome]:
+    """The outcomes in the rollouts' rows, ``excluded`` where nothing was generated."""
+    left_out = Outcome(value=None, status="excluded", error="the sample was not generated")
+    rest = iter(outcomes)
+    return [next(rest) if keep else left_out for keep in good]
+
+
+def _totals(
+    found: Mapping[str, Sequence[Outcome]], total_of: Combine, ids: pa.ChunkedArray
+) -> dict[str, pa.Array]:
+    """The combined reward of each sample; null where one of its rewards could not be had."""
+    totals: list[float | None] = []
+    statuses, errors = [], []
+    for sample_id, *outcomes in zip(ids.to_pylist(), *found.values(), strict=True):
+        bad = next((o for o in outcomes if o.value is None), None)
+        totals.append(None if bad else _total(dict(zip(found, outcomes, strict=True)), total_of, sample_id))
+        statuses.append(bad.status if bad else "ok")
+        errors.append(bad.error if bad else None)
+    return {
+        "total": pa.array(totals, pa.float64()),
+        "status": pa.array(statuses, pa.string()),
+        "error": pa.array(errors, pa.string()),
+    }
+
+
+def _total(outcomes: Mapping[str, Outcome], total_of: Combine, sample_id: str) -> float:
+    values = {name: o.value for name, o in outcomes.items() if o.value is not None}
+    total = float(total_of(values))
+    if not math.isfinite(total):
+        raise RewardError(
+            f"combine gives {total} on sample {sample_id!r} for {values}; it must give a finite number."
+        )
+    return total
+
+
+def _columns(found: Mapping[str, Sequence[Outcome]]) -> dict[str, pa.Array]:
+    """Each reward's columns: value, status, error, seconds, extras, and its own components."""
+    columns = {}
+    for name, outcomes in found.items():
+        columns[name] = pa.array([o.value for o in outcomes], pa.float64())
+        columns[f"{name}.status"] = pa.array([o.status for o in outcomes], pa.string())
+        columns[f"{name}.error"] = pa.array([o.error for o in outcomes], pa.string())
+        columns[f"{name}.seconds"] = pa.array([o.seconds for o in outcomes], pa.float64())
+        columns[f"{name}.extras"] = pa.array(
+            [json.dumps(dict(o.extras), default=_plain) for o in outcomes], pa.string()
+        )
+        for part in dict.fromkeys(n for o in outcomes for n in o.components):
+            columns[f"{name}/{part}"] = pa.array(
+                [o.components.get(part) for o in outcomes], pa.float64()
+            )
+    return columns
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else str(value)

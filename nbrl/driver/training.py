@@ -126,9 +126,6 @@ def train_step(
     watch = Stopwatch()
     batch = _with_reference(runtime, batch, _wants_reference(loss))
     columns = _loss_columns(runtime, batch, loss.correction is not None)
-    if minibatches * epochs > 1 and "old_logprobs" not in columns:
-        rollouts = annotate(runtime, batch.scored.rollouts, ["old_logprobs"])
-        columns["old_logprobs"] = rollouts.table.column("old_logprobs")
     resolved = _resolved(loss, batch)
     plan = _plan(runtime, batch, columns, minibatches, epochs)
     with cooperative_interrupts() as check, runtime.progress.phase(
@@ -138,7 +135,7 @@ def train_step(
         terms = runtime.trainer.step(plan, resolved, guarded(advance, check))
         before, runtime.version = runtime.version, runtime.version + 1
         runtime.trained[digest] = before
-        runtime.engine.load_weights(runtime.trainer.weights(), runtime.version)
+        runtime.engine.load_weights(runtime.weights_to_send(), runtime.version)
         result = StepResult(
             version_before=before,
             version_after=runtime.version,

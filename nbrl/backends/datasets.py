@@ -1,0 +1,185 @@
+"""Data to prompts: picks keys, judges rows, gives each an id of its own.
+
+May import ``types``, ``errors`` and its neighbours ``records``, ``sources`` and ``arithmetic``.
+"""
+
+import itertools
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbrl.backends.arithmetic import arithmetic_prompts
+from nbrl.backends.records import read_records
+from nbrl.backends.sources import prompts_table
+from nbrl.errors import ConfigError, DataError
+from nbrl.types import Prompts
+
+INPUT_KEYS = ("input", "prompt", "question", "messages")
+SHOWN = 5
+"""How many bad rows a message names."""
+
+
+class BadRow(Exception):
+    """Why a row is no prompt; never leaves this module."""
+
+
+def load_prompts(
+    source: str,
+    *,
+    input_key: str | None = None,
+    label_key: str | None = None,
+    apply_chat_template: bool = False,
+    input_template: str | None = None,
+    split: str = "train",
+    max_samples: int | None = None,
+) -> Prompts:
+    """The prompts of a source, one for each row that holds one.
+
+    Rows without text, with messages that are none, or with a label that is neither text nor number
+    are left out; ``spec["dropped"]`` lists their row numbers and reasons, and a warning says how
+    many. Two rows with the same text stay two prompts. Keys that are not asked for go to
+    ``metadata``.
+
+    Args:
+        source: ``arithmetic``, ``reasoning-gym:<task>``, a ``.jsonl``, ``.json``, ``.csv`` or
+            ``.parquet`` file, a folder, or a data set's name on the hub.
+        input_key: The key of the prompt, a text or a list of messages; by default the first of
+            ``input, prompt, question, messages`` that the data has.
+        label_key: The key of the label; by default ``label`` where the data has it. ``42`` and
+            ``"42"`` are the same label, null is none.
+        apply_chat_template: Make a text the one message of a user. Lists of messages always are
+            rendered by the model's template.
+        input_template: A text with one ``{}`` for the prompt. Not together with the former.
+        split: ``train``, ``held_out``, or what the data set has.
+        max_samples: At most so many prompts.
+
+    Raises:
+        ConfigError: The settings cannot work.
+        DataError: Nothing can be read, no row is a prompt (the first reasons are named), or a key
+            is in no row.
+    """
+    _check(input_template, apply_chat_template, max_samples)
+    if source == "arithmetic":
+        return arithmetic_prompts(max_samples or 1000, start=0, seed=0, split=split)
+    name, rows = read_records(source, split, max_samples)
+    numbered = list(itertools.islice(rows, max_samples))
+    keys = _keys([r for _, r in numbered if isinstance(r, dict)], input_key, label_key, source)
+    good: list[dict[str, Any]] = []
+    bad: list[dict[str, Any]] = []
+    for number, record in numbered:
+        try:
+            row = _row(record, keys, apply_chat_template, input_template)
+            good.append({"prompt_id": f"{name}-{number}", **row})
+        except BadRow as reason:
+            bad.append({"row": number, "reason": str(reason)})
+    _report(source, len(good), bad)
+    spec = {
+        "source": source,
+        "split": split,
+        "input_key": keys[0],
+        "label_key": keys[1],
+        "apply_chat_template": apply_chat_template,
+        "input_template": input_template,
+        "dropped": bad,
+    }
+    return Prompts(table=prompts_table(good), spec=spec)
+
+
+def _check(template: str | None, apply_chat_template: bool, max_samples: int | None) -> None:
+    if template is not None and template.count("{}") != 1:
+        raise ConfigError(f"input_template needs exactly one '{{}}' for the prompt; got {template!r}.")
+    if template is not None and apply_chat_template:
+        raise ConfigError(
+            "input_template and apply_chat_template both render the prompt; pass one of them."
+        )
+    if max_samples is not None and max_samples < 1:
+        raise ConfigError(f"max_samples must be >= 1; got {max_samples}.")
+
+
+def _keys(
+    records: Sequence[Mapping[str, Any]], input_key: str | None, label_key: str | None, source: str
+) -> tuple[str, str | None]:
+    """The keys of prompt and label; those that were asked for must be in some row."""
+    present = dict.fromkeys(key for record in records for key in record)
+    for key in (input_key, label_key):
+        if key is not None and key not in present and records:
+            raise DataError(f"{source}: no row has the key {key!r}; keys: {', '.join(present)}.")
+    found = input_key or next((key for key in INPUT_KEYS if key in present), None)
+    if found is None and records:
+        raise DataError(
+            f"{source}: no row has one of the keys {', '.join(INPUT_KEYS)}; keys: {', '.join(present)}. "
+            "Pass input_key."
+        )
+    return found or INPUT_KEYS[0], label_key or ("label" if "label" in present else None)
+
+
+def _row(
+    record: dict[str, Any] | str, keys: tuple[str, str | None], chat: bool, template: str | None
+) -> dict[str, Any]:
+    """The columns of one prompt."""
+    if isinstance(record, str):
+        raise BadRow(record)
+    input_key, label_key = keys
+    if record.get(input_key) is None:
+        raise BadRow(f"{input_key!r} is {'null' if input_key in record else 'missing'}")
+    value = record[input_key]
+    messages = value if isinstance(value, list) else None
+    if messages is None and not (isinstance(value, str) and value.strip()):
+        raise BadRow(f"{input_key!r} must be text or a list of messages; got {_shown(value)}")
+    if messages is None and chat:
+        messages = [{"role": "user", "content": value}]
+    if messages is not None:
+        _check_messages(messages, input_key)
+    text = value if isinstance(value, str) else _text(messages or [])
+    rest = {k: v for k, v in record.items() if k not in keys}
+    return {
+        "prompt": template.format(text) if template is not None and messages is None else text,
+        "messages": None if messages is None else json.dumps(messages, ensure_ascii=False),
+        "label": None if label_key is None else _label(record.get(label_key), label_key),
+        "metadata": json.dumps(rest, ensure_ascii=False, default=str),
+    }
+
+
+def _check_messages(messages: Sequence[Any], key: str) -> None:
+    if not messages:
+        raise BadRow(f"{key!r} is an empty list of messages")
+    for message in messages:
+        whole = isinstance(message, dict) and isinstance(message.get("role"), str)
+        if not whole or not message.get("content"):
+            raise BadRow(f"{key!r} holds a message without role and content: {_shown(message)}")
+
+
+def _text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The last message's text, to show; the template renders the whole."""
+    content = messages[-1]["content"]
+    if isinstance(content, str):
+        return content
+    return " ".join(part.get("text", "") for part in content if isinstance(part, dict))
+
+
+def _label(value: Any, key: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value):
+        raise BadRow(f"{key!r} must be text, a number or null; got {_shown(value)}")
+    return str(value)
+
+
+def _report(source: str, good: int, bad: Sequence[Mapping[str, Any]]) -> None:
+    named = "; ".join(f"row {b['row']}: {b['reason']}" for b in bad[:SHOWN])
+    more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    if not good:
+        reasons = named + more if bad else "it has no rows"
+        raise DataError(f"{source}: no row is a prompt ({reasons}).")
+    if bad:
+        warnings.warn(
+            f"{source}: {len(bad)} of {good + len(bad)} rows were left out: {named}{more}.",
+            stacklevel=3,
+        )
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__} {value!r}"[:80]
