@@ -1,0 +1,248 @@
+"""Plain torch in one process: the embedded default trainer, and the reference for others.
+
+May import ``protocols``, ``types``, ``config``, ``functional``, ``errors`` and torch.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nbrl.backends.trainers.atomic import uninterrupted
+from nbrl.backends.trainers.objectives import counted, finished, merge, objective
+from nbrl.backends.trainers.optimizers import Learner
+from nbrl.backends.trainers.passes import (
+    annotated,
+    gather_models,
+    merged_weights,
+    resident,
+    say,
+    training,
+)
+from nbrl.backends.trainers.probing import probe_losses
+from nbrl.backends.trainers.sketch import gradient_norm
+from nbrl.config import Optimizer, PolicyLoss
+from nbrl.errors import StepError, unknown_name
+from nbrl.functional.reductions import Totals
+from nbrl.protocols import Advance, LossTerms, MicroBatch
+from nbrl.types import Metric
+
+ANNOTATIONS = ("old_logprobs", "ref_logprobs", "values", "entropy")
+
+
+class LocalTrainer:
+    """Holds a policy, and a critic where there is one, and changes them step by step.
+
+    The modules stay in evaluation mode: dropout of the checkpoint would make the log-probs of
+    training other ones than those of sampling. Only a LoRA adapter's own dropout is on during a
+    step. The policy may be shared with an engine; it is changed in place.
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        *,
+        optimizer: Optimizer,
+        critic: nn.Module | None = None,
+        critic_optimizer: Optimizer | None = None,
+        reference: Callable[[], nn.Module] | None = None,
+        gradient_checkpointing: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Take over the modules; parameters that require no gradient are left alone.
+
+        Args:
+            policy: A causal language model of transformers, or PEFT's around one.
+            optimizer: The policy's.
+            critic: Called like ``models.ValueModel``; goes with ``critic_optimizer``.
+            critic_optimizer: The critic's.
+            reference: Loads the reference policy, called once, when it is first needed. None
+                where the policy carries an adapter: the reference is then the policy without it.
+            gradient_checkpointing: Compute activations again in the backward pass.
+            seed: Of the adapter's dropout.
+        """
+        self._models = gather_models(policy, critic, gradient_checkpointing=gradient_checkpointing)
+        self._learners = [Learner(policy, optimizer)]
+        if critic is not None and critic_optimizer is not None:
+            self._learners.append(Learner(critic, critic_optimizer))
+        self._load_reference = reference
+        self._reference: nn.Module | None = None
+        self._seed, self._updates, self._version = seed, 0, 0
+
+    def annotate(
+        self, batches: Sequence[MicroBatch], wanted: Sequence[str], advance: Advance
+    ) -> dict[str, list[Tensor]]:
+        """The columns asked for, ``[n, T]`` float32 a micro-batch; nothing changes.
+
+        Raises:
+            UnknownNameError: A column that is not known here.
+            StepError: ``values`` without a critic.
+        """
+        for name in wanted:
+            if name not in ANNOTATIONS:
+                raise unknown_name("token column", name, ANNOTATIONS)
+        if "values" in wanted and self._models.critic is None:
+            raise StepError("annotate 'values': this trainer has no critic. Give it one.")
+        if "ref_logprobs" in wanted and self._reference is None and self._load_reference:
+            with torch.random.fork_rng(devices=[]):
+                self._reference = self._load_reference()
+        found: dict[str, list[Tensor]] = {name: [] for name in wanted}
+        for batch in batches:
+            for name, column in annotated(self._models, self._reference, batch, wanted).items():
+                found[name].append(column)
+            advance(len(batch.rows), int(batch.mask.sum()))
+        return found
+
+    def probe(
+        self, batches: Sequence[MicroBatch], losses: Mapping[str, PolicyLoss], advance: Advance
+    ) -> dict[str, LossTerms]:
+        """Each loss's value, metrics and gradient of the policy, on one shared forward pass.
+
+        Parameters, optimizer, ``.grad`` fields and random states stay as they are, bit by bit.
+        ``grad_norm`` is exact and before clipping. A critic's ``value_loss`` is in the value and
+        the metrics; its gradient is not looked at.
+
+        Raises:
+            StepError: No token counts, a column is missing, or a loss is not finite.
+        """
+        parameters = list(self._learners[0].parameters.values())
+        return probe_losses(self._models, parameters, batches, losses, advance)
+
+    def step(
+        self, minibatches: Sequence[Sequence[MicroBatch]], loss: PolicyLoss, advance: Advance
+    ) -> list[LossTerms]:
+        """One optimizer step a minibatch, in order; all of them or, on any exception, none.
+
+        Gradients of a minibatch's micro-batches add up over denominators of the whole minibatch.
+        ``advance`` is called before the minibatch's update, so it may raise; a Ctrl-C that comes
+        while weights are written is handed on after that. With several minibatches the state is
+        copied first, so that it can be put back.
+
+        Advantages that are all 0 make a step all the same: the moments of AdamW move the weights
+        (the metric ``nonzero_advantages`` says so).
+
+        Raises:
+            StepError: No token counts in a minibatch, a column is missing, or a loss or gradient
+                norm is not finite.
+        """
+        counts = counted(minibatches, [loss])
+        undo = self.state() if len(minibatches) > 1 else None
+        for learner in self._learners:
+            learner.allocate()
+        terms: list[LossTerms] = []
+        try:
+            current = self._with_old_logprobs(minibatches)
+            for batches, total in zip(current, counts, strict=True):
+                place = f"optimizer step {len(terms) + 1} of {len(minibatches)}"
+                terms.append(self._update(batches, loss, advance, total=total, place=place))
+        except BaseException:
+            with uninterrupted():
+                for learner in self._learners:
+                    learner.drop_gradients()
+                if undo is not None:
+                    self.load_state(undo)
+            raise
+        self._version += 1
+        return terms
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The policy's parameters by their names in the checkpoint, an adapter merged into them."""
+        if self._load_reference is None:
+            return merged_weights(self._models.policy)
+        return ((name, p.detach()) for name, p in self._models.policy.named_parameters())
+
+    def describe(self) -> Mapping[str, object]:
+        """What is resident; ``version`` counts the calls of :meth:`step` that were taken."""
+        found = resident(self._models, self._reference)
+        return {"kind": "local", **found, "version": self._version}
+
+    def state(self) -> dict[str, Any]:
+        """A copy of all that steps change: trained parameters, optimizers, schedules, counters."""
+        learners = [learner.state() for learner in self._learners]
+        return {"learners": learners, "updates": self._updates, "version": self._version}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Become, bit by bit, what :meth:`state` described.
+
+        Raises:
+            StepError: The state is that of another trainer; nothing is changed.
+        """
+        _check_same_parameters(state["learners"], self._learners)
+        for learner, saved in zip(self._learners, state["learners"], strict=True):
+            learner.load_state(saved)
+        self._updates, self._version = state["updates"], state["version"]
+
+    def digest(self) -> str:
+        """SHA-256 over all of :meth:`state`."""
+        digest = hashlib.sha256(repr((self._updates, self._version)).encode())
+        for learner in self._learners:
+            learner.feed(digest)
+        return digest.hexdigest()
+
+    def _update(
+        self,
+        batches: Sequence[MicroBatch],
+        loss: PolicyLoss,
+        advance: Advance,
+        *,
+        total: Totals,
+        place: str,
+    ) -> LossTerms:
+        """One optimizer step; nothing is written before everything is known to be finite."""
+        shares = []
+        for index, batch in enumerate(batches):
+            seeds = np.random.SeedSequence([self._seed, self._updates, index])
+            with training(self._models, dropout_seed=int(seeds.generate_state(1)[0])):
+                said = say(
+                    self._models,
+                    batch,
+                    entropy_gradient=loss.entropy_coef != 0,
+                    critic_gradient=True,
+                )
+                value, share = objective(said, batch, loss, total)
+                value.backward()
+            del said, value
+            for learner in self._learners:
+                learner.collect()
+            shares.append(share)
+            advance(len(batch.rows), int(batch.mask.sum()))
+        metrics = merge(shares, total, loss)
+        norms = {}
+        for owner, learner in zip(("", "critic_"), self._learners, strict=False):
+            if gradients := learner.gradients():
+                norms[learner] = gradient_norm(gradients)
+                metrics[f"{owner}grad_norm"] = Metric(value=norms[learner])
+                metrics[f"{owner}lr"] = Metric(value=learner.lr)
+        terms = finished(shares, metrics, place=place)
+        with uninterrupted():
+            for learner, norm in norms.items():
+                learner.update(norm)
+            self._updates += 1
+        return terms
+
+    def _with_old_logprobs(
+        self, minibatches: Sequence[Sequence[MicroBatch]]
+    ) -> list[list[MicroBatch]]:
+        """The minibatches; those after the first get the log-probs that the first one changes."""
+        done: dict[int, MicroBatch] = {}
+        for batch in (b for later in minibatches[1:] for b in later):
+            if "old_logprobs" not in batch.columns and id(batch) not in done:
+                column = annotated(self._models, None, batch, ["old_logprobs"])
+                columns = {**batch.columns, **column}
+                done[id(batch)] = dataclasses.replace(batch, columns=columns)
+        return [[done.get(id(b), b) for b in batches] for batches in minibatches]
+
+
+def _check_same_parameters(saved: Sequence[Mapping[str, Any]], learners: Sequence[Learner]) -> None:
+    given = [{n: tuple(t.shape) for n, t in s["parameters"].items()} for s in saved]
+    here = [{n: tuple(t.shape) for n, t in x.parameters.items()} for x in learners]
+    if given != here:
+        raise StepError(
+            f"load_state: the state has {[len(g) for g in given]} trained tensors (policy, "
+            f"critic), this trainer {[len(h) for h in here]}, or names or shapes differ. Load it "
+            "into a trainer of the same model, adapter and critic."
+        )

@@ -1,0 +1,284 @@
+"""A micro-batch and a policy loss to one scalar with a gradient, and to metrics that add up.
+
+May import ``protocols``, ``types``, ``config``, ``functional`` and torch. A loss is a sum of four
+terms, one function each:
+
+    loss = policy + kl.coef * kl - entropy_coef * entropy + value_coef * value
+
+The policy term is reduced by the loss's ``aggregation``. KL, entropy and value terms are always
+means over all tokens that count, whatever the aggregation (as in OpenRLHF). All denominators are
+counts over the whole optimizer step, so that the shares of its micro-batches add up to the same
+loss, gradient and metrics under any split by rows.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nbrl.backends.trainers.passes import Said
+from nbrl.config import KL, PolicyLoss
+from nbrl.errors import StepError
+from nbrl.functional.logprobs import kl, kl_unbiased
+from nbrl.functional.losses import ratio_and_clipped, surrogate, value_loss
+from nbrl.functional.off_policy import importance_weights
+from nbrl.functional.reductions import Totals, aggregate, masked_sum, totals
+from nbrl.protocols import LossTerms, MicroBatch
+from nbrl.types import Metric
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Share:
+    """A micro-batch's part of a step's metrics, without gradient.
+
+    ``means`` add up over the micro-batches of a step, of ``peaks`` the largest counts, and
+    ``tokens`` are the columns ``ratio, clipped, loss`` of :class:`~nbrl.protocols.LossTerms`.
+    """
+
+    means: Mapping[str, Tensor]
+    peaks: Mapping[str, Tensor]
+    tokens: Mapping[str, Tensor]
+
+
+def objective(
+    said: Said, batch: MicroBatch, loss: PolicyLoss, total: Totals
+) -> tuple[Tensor, Share]:
+    """This micro-batch's share of the step's loss, and of its metrics.
+
+    Without a column ``old_logprobs`` the policy is the one that sampled, and the ratio is 1 with
+    the gradient that it has there.
+
+    Args:
+        said: The models' columns.
+        batch: The micro-batch.
+        loss: What to compute.
+        total: Counts over all micro-batches of the optimizer step.
+    """
+    old = batch.columns.get("old_logprobs", said.logprobs.detach())
+    terms, weights = policy_terms(said.logprobs, old, batch, loss)
+    parts = {
+        "policy_loss": aggregate(
+            terms, batch.mask, loss.aggregation, norm_length=loss.norm_length, totals=total
+        ),
+        "entropy": _token_mean(said.entropy, batch, total),
+    }
+    value = parts["policy_loss"]
+    if loss.entropy_coef:
+        value = value - loss.entropy_coef * parts["entropy"]
+    if uses_reference(loss):
+        assert loss.kl is not None
+        parts["kl"] = _token_mean(kl_terms(said.logprobs, old, batch, loss.kl), batch, total)
+        value = value + loss.kl.coef * parts["kl"]
+    if said.values is not None:
+        parts["value_loss"] = _token_mean(value_terms(said.values, batch, loss), batch, total)
+        value = value + loss.value_coef * parts["value_loss"]
+    with torch.no_grad():
+        share = _share(said, old, batch, loss, terms)
+        columns = {**share.means, **_mismatch(old, batch, weights)}
+        means = {name: _token_mean(column, batch, total) for name, column in columns.items()}
+    means |= {name: part.detach() for name, part in parts.items()}
+    means["loss"] = value.detach()
+    return value, Share(means=means, peaks=share.peaks, tokens=share.tokens)
+
+
+def policy_terms(
+    logprobs: Tensor, old_logprobs: Tensor, batch: MicroBatch, loss: PolicyLoss
+) -> tuple[Tensor, Tensor | None]:
+    """Surrogate times correction, per token, and the correction's weights (None without one)."""
+    terms = surrogate(
+        loss.surrogate,
+        logprobs,
+        old_logprobs,
+        batch.columns["advantages"],
+        batch.mask,
+        eps_low=loss.eps_low,
+        eps_high=loss.eps_high,
+        dual_clip=loss.dual_clip,
+    )
+    if loss.correction is None:
+        return terms, None
+    weights = importance_weights(
+        old_logprobs,
+        batch.columns["rollout_logprobs"],
+        batch.mask,
+        loss.correction,
+        low=loss.correction_low,
+        high=loss.correction_high,
+    )
+    return terms * weights, weights
+
+
+def kl_terms(logprobs: Tensor, old_logprobs: Tensor, batch: MicroBatch, penalty: KL) -> Tensor:
+    """Per-token KL to the reference, with the gradient that the penalty asks for."""
+    reference = batch.columns["ref_logprobs"]
+    if penalty.unbiased_gradient:
+        return kl_unbiased(logprobs, reference, old_logprobs, penalty.kind, clamp=penalty.clamp)
+    return kl(logprobs, reference, penalty.kind, clamp=penalty.clamp)
+
+
+def value_terms(values: Tensor, batch: MicroBatch, loss: PolicyLoss) -> Tensor:
+    """Per-token critic losses against the returns, clipped around the values of the rollout."""
+    return value_loss(
+        values, batch.columns["values"], batch.columns["returns"], batch.mask, clip=loss.value_clip
+    )
+
+
+def uses_reference(loss: PolicyLoss) -> bool:
+    """Whether the loss has a KL term."""
+    return loss.kl is not None and loss.kl.coef > 0
+
+
+def check_columns(batches: Sequence[MicroBatch], loss: PolicyLoss) -> None:
+    """Raise where micro-batches lack a column that the loss needs, or differ in their columns.
+
+    Raises:
+        StepError: Names the loss's choice and the column.
+    """
+    if any(batch.columns.keys() != batches[0].columns.keys() for batch in batches):
+        found = sorted({tuple(sorted(batch.columns)) for batch in batches})
+        raise StepError(f"micro-batches of one step must have the same token columns; got {found}.")
+    needs = {"advantages": "every policy loss"}
+    if uses_reference(loss):
+        needs["ref_logprobs"] = "PolicyLoss.kl"
+    if loss.correction is not None:
+        needs["rollout_logprobs"] = f"PolicyLoss.correction={loss.correction!r}"
+    for name, why in needs.items():
+        if any(name not in batch.columns for batch in batches):
+            raise StepError(
+                f"{why} needs the token column {name!r}; given: {sorted(batches[0].columns)}. "
+                "Annotate the rollouts with it before the step."
+            )
+
+
+def merge(shares: Sequence[Share], total: Totals, loss: PolicyLoss) -> dict[str, Metric]:
+    """The metrics of a whole step, each with what it is a mean over.
+
+    ``loss`` and ``policy_loss`` are over tokens or sequences, as the aggregation says. Over
+    tokens: ``entropy``, ``kl`` (as in the loss, without coefficient), ``approx_kl``
+    (``old_logprobs - logprobs``), ``clip_fraction``, ``ratio_mean``, ``nonzero_advantages``
+    (share), ``sampler_kl`` (``rollout_logprobs - old_logprobs``), ``importance_weight``,
+    ``importance_filtered`` (share whose weight was clamped or zeroed), ``value_loss``.
+    Plain numbers: ``ratio_max``, ``explained_variance`` of the returns by the values before the
+    update, ``tokens``, ``sequences``.
+    """
+    # One transfer for all numbers of the step.
+    names = list(shares[0].means)
+    table = torch.stack([torch.stack([s.means[n].double() for n in names]) for s in shares])
+    found = dict(zip(names, table.sum(0).tolist(), strict=True))
+    moments = {n: found.pop(n) for n in list(found) if n.startswith(_MOMENT)}
+    metrics = {n: Metric(value=v, count=total.tokens, of="tokens") for n, v in found.items()}
+    if loss.aggregation != "token-mean":
+        for name in ("loss", "policy_loss"):
+            metrics[name] = Metric(value=found[name], count=total.sequences, of="sequences")
+    peaks = {n: max(float(s.peaks[n]) for s in shares) for n in shares[0].peaks}
+    if moments:
+        peaks["explained_variance"] = _explained_variance(moments)
+    peaks |= {"tokens": total.tokens, "sequences": total.sequences}
+    return metrics | {name: Metric(value=float(value)) for name, value in peaks.items()}
+
+
+def finished(
+    shares: Sequence[Share],
+    metrics: Mapping[str, Metric],
+    *,
+    place: str,
+    sketch: np.ndarray | None = None,
+) -> LossTerms:
+    """The answer to the driver, if loss and gradient norms are finite.
+
+    Raises:
+        StepError: They are not; the message starts with ``place``.
+    """
+    decisive = ("loss", "grad_norm", "critic_grad_norm")
+    found = {name: metrics[name].value for name in decisive if name in metrics}
+    if not all(math.isfinite(value) for value in found.values()):
+        said = ", ".join(f"{name} {value}" for name, value in found.items())
+        raise StepError(
+            f"{place}: {said}; all must be finite. Nothing was changed. Look for NaN or "
+            "infinity in rewards, advantages and log-probs, or lower the learning rate."
+        )
+    return LossTerms(metrics=metrics, tokens=[share.tokens for share in shares], sketch=sketch)
+
+
+def counted(
+    minibatches: Sequence[Sequence[MicroBatch]], losses: Sequence[PolicyLoss]
+) -> list[Totals]:
+    """The denominators of each minibatch, if all of it can be trained on.
+
+    Raises:
+        StepError: No token counts in one, or a column is missing.
+    """
+    counts = []
+    for index, batches in enumerate(minibatches):
+        count = sum((totals(batch.mask) for batch in batches), Totals(tokens=0, sequences=0))
+        if count.tokens == 0:
+            raise StepError(
+                f"no token counts in minibatch {index + 1} of {len(minibatches)}: the mask is "
+                f"False on all tokens of its {sum(len(b.rows) for b in batches)} samples. Nothing "
+                "was changed. Leave samples without policy tokens out, or use fewer minibatches."
+            )
+        for loss in losses:
+            check_columns(batches, loss)
+        counts.append(count)
+    return counts
+
+
+_MOMENT = "moment:"
+
+
+def _token_mean(terms: Tensor, batch: MicroBatch, total: Totals) -> Tensor:
+    return masked_sum(terms, batch.mask) / max(total.tokens, 1)
+
+
+def _share(said: Said, old: Tensor, batch: MicroBatch, loss: PolicyLoss, terms: Tensor) -> Share:
+    """Per-token columns of the metrics (in the place of ``means``), peaks and token columns."""
+    advantages = batch.columns["advantages"]
+    ratio, clipped = ratio_and_clipped(
+        loss.surrogate,
+        said.logprobs,
+        old,
+        advantages,
+        batch.mask,
+        eps_low=loss.eps_low,
+        eps_high=loss.eps_high,
+        dual_clip=loss.dual_clip,
+    )
+    columns = {
+        "approx_kl": old - said.logprobs,
+        "clip_fraction": clipped.float(),
+        "ratio_mean": ratio,
+        "nonzero_advantages": (advantages != 0).float(),
+    }
+    if said.values is not None:
+        returns = batch.columns["returns"].double()
+        left = returns - said.values
+        columns |= {f"{_MOMENT}returns": returns, f"{_MOMENT}returns2": returns.square()}
+        columns |= {f"{_MOMENT}left": left, f"{_MOMENT}left2": left.square()}
+    return Share(
+        means=columns,
+        peaks={"ratio_max": torch.where(batch.mask, ratio, 0.0).amax()},
+        tokens={"ratio": ratio, "clipped": clipped, "loss": terms.detach()},
+    )
+
+
+def _mismatch(old: Tensor, batch: MicroBatch, weights: Tensor | None) -> dict[str, Tensor]:
+    """Per-token columns that compare the trainer with the sampler."""
+    if "rollout_logprobs" not in batch.columns:
+        return {}
+    difference = old - batch.columns["rollout_logprobs"]
+    columns = {"sampler_kl": -difference}
+    if weights is not None:
+        plain = difference.clamp(-20.0, 20.0).exp()
+        changed = (weights - plain).abs() > 1e-6 * plain
+        columns |= {"importance_weight": weights, "importance_filtered": changed.float()}
+    return columns
+
+
+def _explained_variance(moments: Mapping[str, float]) -> float:
+    """``1 - Var(returns - values) / Var(returns)``; 0 where the returns do not vary."""
+    m = {name.removeprefix(_MOMENT): value for name, value in moments.items()}
+    spread = m["returns2"] - m["returns"] ** 2
+    return 1 - (m["left2"] - m["left"] ** 2) / spread if spread > 1e-12 else 0.0

@@ -1,0 +1,140 @@
+"""AdamW and the learning-rate schedule of one module; imports torch and transformers.
+
+May import ``config``. Parameters narrower than float32 are updated through float32 masters: a
+step of 1e-6 would vanish in a bfloat16 weight.
+"""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import get_scheduler
+
+from nbrl.config import Optimizer
+
+
+class Learner:
+    """What changes the trainable parameters of a module, and all that it must remember."""
+
+    def __init__(self, module: nn.Module, settings: Optimizer) -> None:
+        """Take the parameters that require gradients; moments are allocated when first needed."""
+        self.parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self.masters = {
+            n: p if p.dtype == torch.float32 else p.detach().float()
+            for n, p in self.parameters.items()
+        }
+        self._narrow = [n for n, p in self.parameters.items() if p.dtype != torch.float32]
+        self._max_norm = settings.max_grad_norm
+        self._optimizer = torch.optim.AdamW(
+            list(self.masters.values()),
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        self._schedule = schedule(self._optimizer, settings)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next update."""
+        return self._optimizer.param_groups[0]["lr"]
+
+    def collect(self) -> None:
+        """Add the gradients of narrow parameters to those of their masters, in float32."""
+        for name in self._narrow:
+            parameter, master = self.parameters[name], self.masters[name]
+            if parameter.grad is not None:
+                wide = parameter.grad.float()
+                master.grad = wide if master.grad is None else master.grad.add_(wide)
+                parameter.grad = None
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients."""
+        for tensor in (*self.parameters.values(), *self.masters.values()):
+            tensor.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients there are."""
+        return [m.grad for m in self.masters.values() if m.grad is not None]
+
+    def update(self, norm: float) -> None:
+        """Clip gradients of this norm, step, go on along the schedule, and drop the gradients."""
+        if self._max_norm is not None and norm > self._max_norm:
+            total = torch.tensor(norm)
+            torch.nn.utils.clip_grads_with_norm_(self.masters.values(), self._max_norm, total)
+        self._optimizer.step()
+        for name in self._narrow:
+            self.parameters[name].detach().copy_(self.masters[name])
+        self._schedule.step()
+        self.drop_gradients()
+
+    def allocate(self) -> None:
+        """Make the moments, zero before the first update, so that an update allocates nothing."""
+        for master in self.masters.values():
+            if master not in self._optimizer.state:
+                self._optimizer.state[master] = {
+                    "step": torch.zeros((), dtype=torch.float32),
+                    "exp_avg": torch.zeros_like(master, memory_format=torch.preserve_format),
+                    "exp_avg_sq": torch.zeros_like(master, memory_format=torch.preserve_format),
+                }
+
+    def state(self) -> dict[str, Any]:
+        """A copy of parameters, masters, moments and schedule."""
+        self.allocate()
+        return {
+            "parameters": {n: p.detach().clone() for n, p in self.parameters.items()},
+            "masters": {n: self.masters[n].clone() for n in self._narrow},
+            "moments": {
+                n: {key: t.clone() for key, t in self._optimizer.state[m].items()}
+                for n, m in self.masters.items()
+            },
+            "lr": self.lr,
+            "schedule": dict(self._schedule.state_dict()),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Become what :meth:`state` described; gradients are dropped.
+
+        Raises:
+            KeyError: The state is that of other parameters.
+        """
+        self.allocate()
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(state["parameters"][name])
+                for key, tensor in self._optimizer.state[self.masters[name]].items():
+                    tensor.copy_(state["moments"][name][key])
+            for name in self._narrow:
+                self.masters[name].copy_(state["masters"][name])
+        self._optimizer.param_groups[0]["lr"] = state["lr"]
+        self._schedule.load_state_dict(dict(state["schedule"]))
+        self.drop_gradients()
+
+    def feed(self, digest: "hashlib._Hash") -> None:
+        """Add all of :meth:`state` to a digest, without copying it."""
+        self.allocate()
+        for name, master in self.masters.items():
+            digest.update(name.encode())
+            for tensor in (self.parameters[name], master, *self._optimizer.state[master].values()):
+                digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+        digest.update(repr((self.lr, self._schedule.last_epoch)).encode())
+
+
+def schedule(
+    optimizer: torch.optim.Optimizer, settings: Optimizer
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """The schedule by transformers' name; one step of it is one optimizer step.
+
+    Warm-up is linear from 0: of ``warmup_steps=4`` the first five updates have 0, 1/4, 1/2, 3/4
+    and all of the peak. ``min_lr_ratio`` is the last learning rate over the peak.
+    """
+    ratio = settings.min_lr_ratio
+    return get_scheduler(
+        settings.schedule,
+        optimizer,
+        num_warmup_steps=settings.warmup_steps,
+        num_training_steps=settings.total_steps,
+        scheduler_specific_kwargs={} if ratio is None else {"min_lr_rate": ratio},
+    )
