@@ -186,7 +186,7 @@ def estimate(  # noqa: PLR0913 - the published signature
         )
     name, row = named(estimator)
     _check_inputs(name, row, kl, kl_coef, values)
-    lengths = mask.sum(1) if BASELINES[row.baseline].uses_lengths else None
+    lengths = mask.sum(1, dtype=torch.int32) if BASELINES[row.baseline].uses_lengths else None
     shaped = scalar_advantages(
         estimator, rewards, group_ids, lengths=lengths, reward_clip=reward_clip
     )

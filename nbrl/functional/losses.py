@@ -204,7 +204,8 @@ def _cispo_clipped(ratio: Tensor, _: Tensor, bounds: Bounds) -> Tensor:
 
 
 def _sapo_loss(ratio: Tensor, advantages: Tensor, _: Tensor, __: Bounds) -> Tensor:
-    tau = torch.where(advantages > 0, SAPO_TAU_POSITIVE, SAPO_TAU_NEGATIVE)
+    tau = torch.full_like(advantages, SAPO_TAU_NEGATIVE)
+    tau = tau.masked_fill(advantages > 0, SAPO_TAU_POSITIVE)
     return -(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages
 
 

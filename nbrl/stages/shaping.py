@@ -75,7 +75,8 @@ def trained_rows(
     _check_finite(scored, totals, keep)
     if shaping.reward_range is not None:
         rows = torch.from_numpy(np.flatnonzero(keep))
-        inside = penalties.groups_inside(totals[rows], groups[rows], *shaping.reward_range)
+        low, high = map(float, shaping.reward_range)
+        inside = penalties.groups_inside(totals[rows], groups[rows], low, high)
         outside = np.zeros(len(scored), dtype=bool)
         outside[rows[~inside].numpy()] = True
         keep = _left(keep, outside, OUTSIDE_RANGE, dropped)
