@@ -51,7 +51,7 @@ def compute_advantages(
 
     Raises:
         ConfigError: All problems of the request in one message, before any work.
-        DataError: A reward, or a result, that is not finite.
+        DataError: A result that is not finite.
     """
     resolved = _resolved(estimator)
     shape = shaping or Shaping()
@@ -141,6 +141,16 @@ def estimator_name(estimator: str | Estimator | EstimatorFn) -> str:
     return _resolved(estimator).name
 
 
+def estimator_problems(estimator: str | Estimator | EstimatorFn, n: int) -> Iterator[str]:
+    """What is wrong with ``n`` answers a prompt for this estimator, in words."""
+    resolved = _resolved(estimator)
+    if resolved.needs_pairs and n == 1:
+        yield (
+            f"estimator {resolved.name!r} needs n >= 2 rollouts a prompt; got n=1. "
+            "Pass rollout(..., n=2) or more, or use estimator 'reinforce_pp'"
+        )
+
+
 def _check(scored: Scored, resolved: _Resolved, kl: KL | None, shaping: Shaping) -> None:
     asked = f"compute_advantages({resolved.name!r})"
     problems = [*_problems(scored, resolved, kl), *rules.shaping_problems(scored, shaping)]
@@ -148,11 +158,7 @@ def _check(scored: Scored, resolved: _Resolved, kl: KL | None, shaping: Shaping)
 
 
 def _problems(scored: Scored, resolved: _Resolved, kl: KL | None) -> Iterator[str]:
-    if resolved.needs_pairs and rules.largest_group(scored) == 1:
-        yield (
-            f"estimator {resolved.name!r} needs n >= 2 rollouts a prompt; got n=1. "
-            "Pass rollout(..., n=2) or more, or use estimator 'reinforce_pp'"
-        )
+    yield from estimator_problems(resolved.given, rules.largest_group(scored))
     for column in columns_needed(resolved.given, kl):
         if column not in scored.rollouts.table.column_names:
             why = f"KL(coef={kl.coef:g}) in the reward" if kl and column == "ref_logprobs" else None
@@ -173,7 +179,7 @@ class _Region:
     are in it, ``grid`` the places of the rectangle that are in a row.
     """
 
-    offsets: Int[np.ndarray, " N+1"]
+    offsets: Int[np.ndarray, " N1"]
     policy: Bool[np.ndarray, " flat"]
     inside: Bool[np.ndarray, " flat"]
     grid: Bool[np.ndarray, "N T"]

@@ -6,13 +6,11 @@ Pure: takes values, gives arrays; counts everything that it leaves out.
 from collections.abc import Iterator
 
 import numpy as np
-import pyarrow as pa
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from nbrl.config import Shaping
-from nbrl.errors import DataError
 from nbrl.functional import penalties
 from nbrl.types import SOURCE_POLICY, Rollouts, Scored, columns
 
@@ -59,9 +57,6 @@ def trained_rows(
     timeout``, ...: by their status); those whose generation failed or was interrupted; all of a
     group whose mean raw reward is not strictly inside ``reward_range``; and, where ``pairs`` are
     wanted, the last one left of a group. What is left out is not in any baseline.
-
-    Raises:
-        DataError: A status of ``ok`` beside a reward that is not finite.
     """
     dropped: dict[str, int] = {}
     status = np.array(scored.table.column("status").to_pylist(), dtype=object)
@@ -72,7 +67,6 @@ def trained_rows(
     for name in _NOT_TRAINED:
         keep = _left(keep, finish == name, f"rollout {name}", dropped)
     totals, groups = raw_rewards(scored), group_index(scored.rollouts)
-    _check_finite(scored, totals, keep)
     if shaping.reward_range is not None:
         rows = torch.from_numpy(np.flatnonzero(keep))
         low, high = map(float, shaping.reward_range)
@@ -126,16 +120,6 @@ def _left(keep: np.ndarray, out: np.ndarray, reason: str, dropped: dict[str, int
     if count:
         dropped[reason] = count
     return keep & ~out
-
-
-def _check_finite(scored: Scored, totals: Tensor, keep: np.ndarray) -> None:
-    bad = np.flatnonzero(keep & ~np.isfinite(totals.numpy()))
-    if len(bad):
-        ids = scored.table.column("sample_id").take(pa.array(bad[:5])).to_pylist()
-        raise DataError(
-            f"total of samples {ids} is not a finite number although their status is 'ok'. "
-            "Score them again, or mark them 'excluded'."
-        )
 
 
 def _max_new_tokens(rollouts: Rollouts) -> int | None:
