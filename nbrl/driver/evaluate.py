@@ -38,12 +38,15 @@ def evaluate(
     rollouts = rollout(runtime, prompts, n=n, sampling=sampling, branch=EVALUATION)
     if rollouts.spec["interrupted"]:
         raise RolloutError(
-            f"evaluate was interrupted with {len(rollouts)} of {len(prompts) * n} answers; call it again."
+            f"evaluate was interrupted with {len(rollouts)} of {len(prompts) * n} answers; "
+            "call it again."
         )
     scored = score(runtime, rollouts, rewards, combine=None, on_error="exclude")
     counts, passed, means = _per_prompt(scored, threshold)
     if not len(counts):
-        raise RolloutError("evaluate: no sample got a reward; look at the errors with session.score.")
+        raise RolloutError(
+            "evaluate: no sample got a reward; look at the errors with session.score."
+        )
     seed = derive(runtime.seed, "bootstrap", runtime.version) % 2**31
     pass_at = {}
     for k in (2**i for i in range(n.bit_length()) if 2**i <= n):
@@ -63,7 +66,9 @@ def evaluate(
 def _per_prompt(scored: Scored, threshold: float) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
     """Samples with a reward, how many pass, and their mean reward, for each prompt that has any."""
     total = scored.table.column("total").to_numpy()
-    groups, place = np.unique(scored.rollouts.table.column("group_id").to_numpy(), return_inverse=True)
+    groups, place = np.unique(
+        scored.rollouts.table.column("group_id").to_numpy(), return_inverse=True
+    )
     good = np.isfinite(total)
     counts = np.bincount(place[good], minlength=len(groups))
     passed = np.bincount(place[good], weights=total[good] >= threshold, minlength=len(groups))

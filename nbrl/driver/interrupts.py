@@ -36,7 +36,9 @@ def cooperative_interrupts() -> Iterator[Callable[[], None]]:
         signal.raise_signal(signal.SIGINT)
 
 
-def guarded(advance: Callable[[int, int], None], check: Callable[[], None]) -> Callable[[int, int], None]:
+def guarded(
+    advance: Callable[[int, int], None], check: Callable[[], None]
+) -> Callable[[int, int], None]:
     """``advance`` that asks for an interrupt each time it is called."""
 
     def both(units: int, tokens: int) -> None:

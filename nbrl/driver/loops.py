@@ -1,4 +1,7 @@
-"""When to call the verbs: the loop that is equal to the stepwise cells. May import what verbs may."""
+"""When to call the verbs: a loop that is equal to the stepwise cells.
+
+May import what the verbs may.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -80,12 +83,12 @@ def _recipe_problems(runtime: Runtime, recipe: Recipe) -> list[str]:
     problems = list(estimator_problems(recipe.estimator, recipe.n))
     if "values" in columns_needed(recipe.estimator, recipe.kl) and not runtime.has_critic:
         problems.append(
-            f"estimator {recipe.estimator!r} needs a critic; connect with trainer=Trainer(critic=Critic())"
+            f"estimator {recipe.estimator!r} needs a critic; connect with "
+            "trainer=Trainer(critic=Critic())"
         )
-    if recipe.minibatches > recipe.prompts * recipe.n:
-        problems.append(
-            f"minibatches={recipe.minibatches} is more than the {recipe.prompts * recipe.n} samples"
-        )
+    samples = recipe.prompts * recipe.n
+    if recipe.minibatches > max(samples, 1):
+        problems.append(f"minibatches={recipe.minibatches} is more than the {samples} samples")
     return problems
 
 

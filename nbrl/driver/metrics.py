@@ -66,8 +66,8 @@ def token_table(
     return pa.table(columns)
 
 
-def step_record(result: StepResult) -> dict[str, float]:
+def step_record(result: StepResult) -> dict[str, float | int]:
     """One flat record of a step: version, each metric's value, each phase's seconds."""
-    record: dict[str, float] = {"version": result.version_after}
+    record: dict[str, float | int] = {"version": result.version_after}
     record |= {name: metric.value for name, metric in result.metrics.items()}
     return record | {f"seconds_{phase}": s for phase, s in result.seconds.items()}

@@ -3,11 +3,12 @@
 May import ``backends`` and what ``session`` may.
 """
 
-import gc
 import importlib.metadata
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nbrl.backends import chat
@@ -28,76 +29,80 @@ from nbrl.types import Prompts
 VERSIONED = ("nbrl", "torch", "transformers", "numpy", "pyarrow")
 
 
-def open_session(
-    *,
-    model: Model,
-    engine: Engine,
-    trainer: Trainer,
-    prompts: str | Prompts,
-    seed: int,
-    run_dir: str | os.PathLike | None,
-    name: str | None,
-    make_sink: Callable[[], Sink],
-) -> Session:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What a session is opened with; :func:`nbrl.connect` says what each means."""
+
+    model: Model
+    engine: Engine
+    trainer: Trainer
+    prompts: str | Prompts
+    seed: int
+    run_dir: str | os.PathLike | None
+    name: str | None
+
+
+def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
     """A session in this process: engine and trainer share one copy of the weights.
 
     Raises:
         ConfigError: Settings that cannot work, all listed; a model or prompts that are not there.
         StoreError: The run folder cannot be made.
     """
-    whole = isinstance(seed, int) and seed >= 0
-    extra = [] if whole else [f"seed must be a whole number >= 0; got {seed!r}"]
-    check_config("connect", model, engine, trainer, extra=extra)
-    source = open_source(prompts, seed)
+    model, trainer, seed = settings.model, settings.trainer, settings.seed
+    bad_seed = [] if seed >= 0 else [f"seed must be a whole number >= 0; got {seed!r}"]
+    check_config("connect", model, settings.engine, trainer, extra=bad_seed)
+    source = open_source(settings.prompts, seed)
     policy = load_policy(model)
-    called = name or policy.name
+    name = settings.name or policy.name
     spec = {
-        "name": called,
+        "name": name,
         "seed": seed,
         "model": to_spec(model),
-        "engine": to_spec(engine),
+        "engine": to_spec(settings.engine),
         "trainer": to_spec(trainer),
         "prompts": {"name": source.name, "fingerprint": source.fingerprint},
         "versions": versions(),
     }
-    folder = open_run_folder(run_dir, os.path.basename(called.rstrip("/")))
+    parts = _backends(policy, settings)
+    folder = open_run_folder(settings.run_dir, Path(name).name)
     folder.write_config(spec)
     return Session(
         Runtime(
-            name=called,
+            name=name,
             seed=seed,
             spec=spec,
             source=source,
-            encode=lambda asked: chat.encode_prompts(asked, policy.tokenizer),
+            encode=lambda prompts: chat.encode_prompts(prompts, policy.tokenizer),
             decode=lambda ids: chat.decode(policy.tokenizer, ids),
             has_critic=trainer.critic is not None,
             micro_batch_tokens=trainer.micro_batch_tokens,
             progress=Progress(make_sink),
             folder=folder,
-            **_backends(policy, model, engine, trainer, seed),
+            **parts,
         )
     )
 
 
-def _backends(
-    policy: LoadedModel, model: Model, engine: Engine, trainer: Trainer, seed: int
-) -> dict[str, Any]:
-    """Engine and trainer around the one policy, and what frees them."""
-    critic = trainer.critic
+def _backends(policy: LoadedModel, settings: Settings) -> dict[str, Any]:
+    """Engine and trainer around the one policy."""
+    model, trainer, seed = settings.model, settings.trainer, settings.seed
+    asked, critic = trainer.critic, None
+    if asked is not None:
+        critic = load_critic(model, asked.path, seed=derive(seed, "critic"))
     local = LocalTrainer(
         policy.module,
         optimizer=trainer.optimizer,
-        critic=None if critic is None else load_critic(model, critic.path, seed=derive(seed, "critic")),
-        critic_optimizer=None if critic is None else critic.optimizer,
+        critic=critic,
+        critic_optimizer=None if asked is None else asked.optimizer,
         reference=None if model.lora is not None else lambda: load_reference(model),
         gradient_checkpointing=trainer.gradient_checkpointing,
         seed=derive(seed, "trainer"),
     )
     return {
-        "engine": HFEngine(policy, max_batch=engine.max_batch),
+        "engine": HFEngine(policy, max_batch=settings.engine.max_batch),
         "trainer": local,
         "weights_to_send": tuple,
-        "release": gc.collect,
     }
 
 

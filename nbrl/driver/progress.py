@@ -72,7 +72,7 @@ class Sink(Protocol):
 
 
 class PlainLines:
-    """Lines of text for where there is no front end: one at the end, and one every 30 s before it."""
+    """Lines of text where there is no front end: one at the end, one every 30 s before it."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()

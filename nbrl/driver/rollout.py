@@ -1,4 +1,7 @@
-"""The verbs ``next_prompts`` and ``rollout``: prompts to sampled answers. May import what ``runtime`` may."""
+"""The verbs ``next_prompts`` and ``rollout``: prompts to sampled answers.
+
+May import what ``runtime`` may.
+"""
 
 from collections.abc import Sequence
 
@@ -99,11 +102,17 @@ def _build(
             pa.int8(),
         ),
         "rollout_logprobs": (
-            [np.concatenate([np.zeros(c[0], np.float32), g.logprobs]) for c, g in zip(counts, generations, strict=True)],
+            [
+                np.concatenate([np.zeros(c[0], np.float32), g.logprobs])
+                for c, g in zip(counts, generations, strict=True)
+            ],
             pa.float32(),
         ),
         "policy_version": (
-            [np.repeat(np.int64([0, g.version]), c) for c, g in zip(counts, generations, strict=True)],
+            [
+                np.repeat(np.int64([0, g.version]), c)
+                for c, g in zip(counts, generations, strict=True)
+            ],
             pa.int64(),
         ),
     }
@@ -111,14 +120,20 @@ def _build(
     temperature = spec["sampling"]["temperature"]
     rows = len(generations)
     table = {
-        "sample_id": pa.array([f"{g.prompt_id}{suffix}#{g.sample_index}" for g in generations], pa.string()),
+        "sample_id": pa.array(
+            [f"{g.prompt_id}{suffix}#{g.sample_index}" for g in generations], pa.string()
+        ),
         "prompt_id": pa.array([g.prompt_id for g in generations], pa.string()),
         "group_id": pa.array([f"{g.prompt_id}{suffix}" for g in generations], pa.string()),
-        "response": pa.array(runtime.decode([g.token_ids.tolist() for g in generations]), pa.string()),
+        "response": pa.array(
+            runtime.decode([g.token_ids.tolist() for g in generations]), pa.string()
+        ),
         "finish_reason": pa.array(reasons, pa.string()),
         "truncated": pa.array([r == "length" for r in reasons], pa.bool_()),
         "temperature": pa.array([temperature or 1.0] * rows, pa.float64()),
-        "seed": pa.array([asked[g.prompt_id].seeds[g.sample_index] for g in generations], pa.uint64()),
+        "seed": pa.array(
+            [asked[g.prompt_id].seeds[g.sample_index] for g in generations], pa.uint64()
+        ),
         "version_min": pa.array([g.version for g in generations], pa.int64()),
         "version_max": pa.array([g.version for g in generations], pa.int64()),
         "num_turns": pa.array([1] * rows, pa.int32()),
@@ -140,6 +155,7 @@ def check_same_policy(rollouts: Rollouts, runtime: Runtime, asked: str) -> None:
     newest = rollouts.table.column("version_max").to_numpy().max(initial=0)
     if newest > runtime.version:
         raise ConfigError(
-            f"{asked}: the batch holds samples of policy version {newest}, this session's policy is at "
-            f"version {runtime.version}. They come from another run; connect to that one, or roll out again."
+            f"{asked}: the batch holds samples of policy version {newest}, this session's policy "
+            f"is at version {runtime.version}. They come from another run; connect to that one, or "
+            "roll out again."
         )

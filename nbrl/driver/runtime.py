@@ -3,6 +3,7 @@
 May import ``protocols``, ``types``, ``config``, ``errors`` and the rooms of ``driver`` below it.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -46,15 +47,13 @@ class Runtime:
     micro_batch_tokens: int
     weights_to_send: Callable[[], Iterable[tuple[str, Tensor]]]
     """What the engine must be given after a step; nothing where it shares the trainer's weights."""
-    release: Callable[[], None]
-    """Frees what the engine and the trainer hold."""
     progress: Progress
     folder: RunFolder
     version: int = 0
     cursor: int = 0
     trained: dict[str, int] = field(default_factory=dict)
     """Digest of each trained batch, and the version that the step started from."""
-    records: list[dict[str, float]] = field(default_factory=list)
+    records: list[dict[str, float | int]] = field(default_factory=list)
     """One record a training step, in order."""
     busy: str | None = None
     closed: bool = False
@@ -78,6 +77,15 @@ def verb(runtime: Runtime, name: str) -> Iterator[None]:
         yield
     finally:
         runtime.busy = None
+
+
+def close(runtime: Runtime) -> None:
+    """Let go of the models; their memory is free when nothing else holds them."""
+    if runtime.closed:
+        return
+    runtime.closed = True
+    del runtime.engine, runtime.trainer, runtime.weights_to_send, runtime.encode, runtime.decode
+    gc.collect()
 
 
 class Stopwatch:

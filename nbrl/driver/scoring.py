@@ -1,4 +1,7 @@
-"""The verb ``score``: rollouts and rewards to scored samples. May import ``backends.rewards`` too."""
+"""The verb ``score``: rollouts and rewards to scored samples.
+
+May import ``backends.rewards`` and what ``runtime`` may.
+"""
 
 import json
 import math
@@ -74,7 +77,9 @@ def load_rewards(rewards: Any) -> dict[str, RewardFn]:
     if not rewards:
         raise ConfigError("score needs at least one reward; got an empty dict.")
     taken = {"sample_id", "total", "status", "error", "token_rewards"}
-    problems = [f"a reward cannot be called {n!r}; choose another key" for n in rewards if n in taken]
+    problems = [
+        f"a reward cannot be called {n!r}; choose another key" for n in rewards if n in taken
+    ]
     problems += [
         f"a reward's key must be a word without dots; got {n!r}"
         for n in rewards
@@ -94,8 +99,8 @@ def _combination(combine: Any, functions: Mapping[str, RewardFn]) -> Combine:
     if isinstance(combine, Mapping):
         if set(combine) != set(functions):
             raise ConfigError(
-                f"combine gives weights for {sorted(combine)}, the rewards are {sorted(functions)}; "
-                "give one weight to each."
+                f"combine gives weights for {sorted(combine)}, the rewards are "
+                f"{sorted(functions)}; give one weight to each."
             )
         return lambda values: math.fsum(combine[n] * v for n, v in values.items())
     if callable(combine):
@@ -145,7 +150,9 @@ def _totals(
     statuses, errors = [], []
     for sample_id, *outcomes in zip(ids.to_pylist(), *found.values(), strict=True):
         bad = next((o for o in outcomes if o.value is None), None)
-        totals.append(None if bad else _total(dict(zip(found, outcomes, strict=True)), total_of, sample_id))
+        totals.append(
+            None if bad else _total(dict(zip(found, outcomes, strict=True)), total_of, sample_id)
+        )
         statuses.append(bad.status if bad else "ok")
         errors.append(bad.error if bad else None)
     return {
@@ -160,7 +167,8 @@ def _total(outcomes: Mapping[str, Outcome], total_of: Combine, sample_id: str) -
     total = float(total_of(values))
     if not math.isfinite(total):
         raise RewardError(
-            f"combine gives {total} on sample {sample_id!r} for {values}; it must give a finite number."
+            f"combine gives {total} on sample {sample_id!r} for {values}; it must give a finite "
+            "number."
         )
     return total
 

@@ -1,6 +1,6 @@
 """The session: what the kernel holds, one method a verb, each handing over to its module.
 
-May import ``backends``, ``stages``, ``protocols``, ``types``, ``config`` and the rest of ``driver``.
+May import ``types``, ``config`` and the rest of ``driver``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ import pandas as pd
 
 from nbrl.config import KL, PolicyLoss, Recipe, Sampling, Shaping
 from nbrl.driver import evaluate, loops, rollout, scoring, training
-from nbrl.driver.runtime import Runtime, verb
+from nbrl.driver.runtime import Runtime, close, verb
 from nbrl.types import (
     Advantaged,
     Evaluation,
@@ -67,15 +67,13 @@ class Session:
         with verb(self._runtime, "next_prompts"):
             return rollout.next_prompts(self._runtime, k)
 
-    def rollout(
-        self, prompts: Prompts, n: int = 1, sampling: Sampling | None = None
-    ) -> Rollouts:
+    def rollout(self, prompts: Prompts, n: int = 1, sampling: Sampling | None = None) -> Rollouts:
         """``n`` sampled answers to each prompt. After Ctrl-C: those that were finished."""
         with verb(self._runtime, "rollout"):
             return rollout.rollout(self._runtime, prompts, n=n, sampling=sampling or Sampling())
 
     def annotate(self, rollouts: Rollouts, columns: Sequence[str]) -> Rollouts:
-        """The rollouts with token columns added: ``old_logprobs, ref_logprobs, values, entropy``."""
+        """Token columns added: ``old_logprobs``, ``ref_logprobs``, ``values``, ``entropy``."""
         with verb(self._runtime, "annotate"):
             return training.annotate(self._runtime, rollouts, columns)
 
@@ -155,7 +153,7 @@ class Session:
         sampling: Sampling | None = None,
         threshold: float = 1.0,
     ) -> Evaluation:
-        """pass@k with intervals over prompts; a sample passes at a total reward >= ``threshold``."""
+        """pass@k with intervals over prompts; a sample passes from a reward of ``threshold`` on."""
         with verb(self._runtime, "evaluate"):
             return evaluate.evaluate(
                 self._runtime,
@@ -173,14 +171,14 @@ class Session:
 
     def describe(self) -> pd.DataFrame:
         """What is resident: one row a part, with its kind, device, size and version."""
-        parts = {"engine": self._runtime.engine.describe()}
-        parts |= {"trainer": self._runtime.trainer.describe()}
-        return pd.DataFrame.from_dict(parts, orient="index")
+        with verb(self._runtime, "describe"):
+            parts = {"engine": self._runtime.engine, "trainer": self._runtime.trainer}
+            rows = {name: part.describe() for name, part in parts.items()}
+            return pd.DataFrame.from_dict(rows, orient="index")
 
     def close(self) -> None:
         """Free the models; closing twice is harmless."""
-        self._runtime.closed = True
-        self._runtime.release()
+        close(self._runtime)
 
     def __enter__(self) -> "Session":
         return self

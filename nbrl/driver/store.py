@@ -38,7 +38,7 @@ class RunFolder:
         fresh = self.config_path.with_suffix(".json.new")
         try:
             fresh.write_text(json.dumps(spec, indent=2, default=str) + "\n", encoding="utf-8")
-            os.replace(fresh, self.config_path)
+            fresh.replace(self.config_path)
         except OSError as error:
             raise StoreError(f"could not write {self.config_path}: {error}") from error
 

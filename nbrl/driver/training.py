@@ -53,8 +53,8 @@ def _annotation_problems(runtime: Runtime, rollouts: Rollouts, wanted: Sequence[
     oldest = rollouts.table.column("version_min").to_numpy().min(initial=runtime.version)
     if "old_logprobs" in wanted and oldest != runtime.version:
         problems.append(
-            f"old_logprobs are those of the policy that sampled; the samples are of version {oldest}, "
-            f"the policy is at {runtime.version}. Annotate before training on others"
+            "old_logprobs are those of the policy that sampled; the samples are of version "
+            f"{oldest}, the policy is at {runtime.version}. Annotate before training on others"
         )
     return problems
 
@@ -62,7 +62,7 @@ def _annotation_problems(runtime: Runtime, rollouts: Rollouts, wanted: Sequence[
 def compute_advantages(
     runtime: Runtime, scored: Scored, estimator: Any, *, kl: KL | None, shaping: Shaping | None
 ) -> Advantaged:
-    """The pure stage, after fetching what it needs: reference log-probs for a KL, values for ``gae``."""
+    """The pure stage, after fetching the reference log-probs and values that it needs."""
     check_config("compute_advantages", kl, shaping)
     watch = Stopwatch()
     needed = stage.columns_needed(estimator, kl)
@@ -118,7 +118,11 @@ def train_step(
         ConfigError: The settings cannot work; all problems are listed.
         StepError: The batch was trained on before, is stale, or holds nothing to train on.
     """
-    problems = [f"{n} must be >= 1; got {v}" for n, v in (("minibatches", minibatches), ("epochs", epochs)) if v < 1]
+    problems = [
+        f"{n} must be >= 1; got {v}"
+        for n, v in (("minibatches", minibatches), ("epochs", epochs))
+        if v < 1
+    ]
     if minibatches > max(len(batch), 1):
         problems.append(f"minibatches={minibatches} is more than the {len(batch)} samples")
     check_config("train_step", loss, extra=[*problems, *_loss_problems(runtime, batch, loss)])
@@ -128,9 +132,10 @@ def train_step(
     columns = _loss_columns(runtime, batch, loss.correction is not None)
     resolved = _resolved(loss, batch)
     plan = _plan(runtime, batch, columns, minibatches, epochs)
-    with cooperative_interrupts() as check, runtime.progress.phase(
-        "train_step", len(batch) * epochs, "samples"
-    ) as advance:
+    with (
+        cooperative_interrupts() as check,
+        runtime.progress.phase("train_step", len(batch) * epochs, "samples") as advance,
+    ):
         check()
         terms = runtime.trainer.step(plan, resolved, guarded(advance, check))
         before, runtime.version = runtime.version, runtime.version + 1
@@ -155,15 +160,16 @@ def _check_batch(
     if not len(batch):
         dropped = batch.spec.get("dropped", {})
         raise StepError(
-            f"train_step: the batch holds no samples (dropped: {dropped}). Roll out more prompts, or "
-            "widen Shaping.reward_range."
+            f"train_step: the batch holds no samples (dropped: {dropped}). Roll out more prompts, "
+            "or widen Shaping.reward_range."
         )
     check_same_policy(batch.scored.rollouts, runtime, "train_step")
     digest = batch_digest(batch)
     if digest in runtime.trained and not again:
         raise StepError(
-            f"train_step: this batch was trained on already, at version {runtime.trained[digest]} (the "
-            f"policy is at {runtime.version}). Roll out again, or pass again=True if it is meant."
+            f"train_step: this batch was trained on already, at version {runtime.trained[digest]} "
+            f"(the policy is at {runtime.version}). Roll out again, or pass again=True if it is "
+            "meant."
         )
     if digest not in runtime.trained:
         _check_staleness(runtime, batch, loss, expect_version)
@@ -183,9 +189,9 @@ def _check_staleness(
             )
     elif oldest.min() < runtime.version and loss.correction is None:
         raise StepError(
-            f"train_step: the samples are of version {oldest.min()}, the policy is at {runtime.version}. "
-            f"Pass expect_version={oldest.min()} to accept that, or declare a correction, e.g. "
-            "PolicyLoss(correction='tis'), or roll out again."
+            f"train_step: the samples are of version {oldest.min()}, the policy is at "
+            f"{runtime.version}. Pass expect_version={oldest.min()} to accept that, or declare a "
+            "correction, e.g. PolicyLoss(correction='tis'), or roll out again."
         )
 
 
@@ -195,7 +201,9 @@ def batch_digest(batch: Advantaged) -> str:
     for sample_id in batch.table.column("sample_id").to_pylist():
         digest.update(sample_id.encode() + b"\0")
     for chunk in batch.table.column("advantages").chunks:
-        digest.update(np.ascontiguousarray(chunk.flatten().to_numpy(zero_copy_only=False)).tobytes())
+        digest.update(
+            np.ascontiguousarray(chunk.flatten().to_numpy(zero_copy_only=False)).tobytes()
+        )
     return digest.hexdigest()
 
 
@@ -204,13 +212,18 @@ def _loss_problems(runtime: Runtime, batch: Advantaged, loss: PolicyLoss) -> lis
     in_reward = batch.spec.get("kl")
     problems = list(kl_problems(KL(**in_reward) if in_reward else None, loss))
     has_values = "values" in batch.scored.rollouts.table.column_names
-    if not (has_values and runtime.has_critic):
-        if (loss.value_coef, loss.value_clip) != (1.0, 0.5):
-            problems.append("value_coef and value_clip have no effect without a critic's values; drop them")
+    asks_values = (loss.value_coef, loss.value_clip) != (1.0, 0.5)
+    if asks_values and not (has_values and runtime.has_critic):
+        problems.append(
+            "value_coef and value_clip have no effect without a critic's values; drop them"
+        )
     sampling = batch.scored.rollouts.spec.get("sampling", {})
     norm = loss.norm_length or sampling.get("max_new_tokens")
     if loss.aggregation == "seq-mean-token-sum-norm" and norm is None:
-        problems.append("aggregation 'seq-mean-token-sum-norm' needs norm_length, or rollouts with max_new_tokens")
+        problems.append(
+            "aggregation 'seq-mean-token-sum-norm' needs norm_length, or rollouts with "
+            "max_new_tokens"
+        )
     return problems
 
 
@@ -250,7 +263,9 @@ def _loss_columns(
     }
     columns["rollout_logprobs"] = rollouts.column("rollout_logprobs")
     present = [n for n in ("ref_logprobs", "values") if n in rollouts.column_names]
-    columns |= {name: rollouts.column(name) for name in present if name != "values" or runtime.has_critic}
+    columns |= {
+        name: rollouts.column(name) for name in present if name != "values" or runtime.has_critic
+    }
     stale = rollouts.column("version_min").to_numpy().min() < runtime.version
     if "old_logprobs" in rollouts.column_names and stale:
         columns["old_logprobs"] = rollouts.column("old_logprobs")
@@ -318,7 +333,9 @@ def _warnings(batch: Advantaged, version: int) -> list[str]:
         said.append("every group has equal rewards: a group estimator has no signal in this batch")
     stale = batch.scored.rollouts.table.column("version_min").to_numpy() < version
     if stale.any():
-        said.append(f"{stale.mean():.0%} of the samples were drawn by an older version of the policy")
+        said.append(
+            f"{stale.mean():.0%} of the samples were drawn by an older version of the policy"
+        )
     dropped = sum(batch.spec.get("dropped", {}).values())
     if dropped:
         said.append(f"{dropped} samples were dropped before the step: {batch.spec['dropped']}")
@@ -326,7 +343,7 @@ def _warnings(batch: Advantaged, version: int) -> list[str]:
 
 
 def _recorded(runtime: Runtime, result: StepResult) -> StepResult:
-    """The result, with its line in the run folder; a disk that refuses it is a warning, not a loss."""
+    """The result, with its line in the run folder; a disk that refuses is a warning, no loss."""
     record = step_record(result)
     runtime.records.append(record)
     try:
@@ -334,5 +351,3 @@ def _recorded(runtime: Runtime, result: StepResult) -> StepResult:
     except StoreError as error:
         return dataclasses.replace(result, warnings=[*result.warnings, str(error)])
     return result
-
-

@@ -6,7 +6,7 @@ May import everything of the house.
 import os
 
 from nbrl.config import Engine, Model, Trainer
-from nbrl.driver.opening import open_session
+from nbrl.driver.opening import Settings, open_session
 from nbrl.driver.progress import Quiet
 from nbrl.driver.session import Session
 from nbrl.errors import ConfigError, unknown_name
@@ -18,7 +18,7 @@ PLACES = ("local",)
 SINKS = {"auto": make_sink, "quiet": Quiet}
 
 
-def connect(
+def connect(  # noqa: PLR0913 -- the one wide door; everything behind it is narrow
     where: str = "local",
     *,
     model: str | Model = "tiny",
@@ -52,9 +52,11 @@ def connect(
     if progress not in SINKS:
         raise unknown_name("progress", progress, SINKS)
     if not isinstance(model, str | Model):
-        raise ConfigError(f"connect: model must be a name or nbrl.Model; got {type(model).__name__}.")
+        raise ConfigError(
+            f"connect: model must be a name or nbrl.Model; got {type(model).__name__}."
+        )
     register()
-    return open_session(
+    settings = Settings(
         model=Model(model) if isinstance(model, str) else model,
         engine=engine or Engine(),
         trainer=trainer or Trainer(),
@@ -62,5 +64,5 @@ def connect(
         seed=seed,
         run_dir=run_dir,
         name=name,
-        make_sink=SINKS[progress],
     )
+    return open_session(settings, SINKS[progress])
