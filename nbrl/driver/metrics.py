@@ -3,7 +3,8 @@
 May import ``stages`` and what ``runtime`` may.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +16,31 @@ from nbrl.types.columns import ragged
 
 
 def merge_terms(terms: Sequence[LossTerms]) -> dict[str, Metric]:
-    """The metrics over all optimizer steps of an update, weighted by their counts."""
+    """The metrics over all optimizer steps of an update.
+
+    Means are weighted by their counts, plain numbers are averaged, but for those of ``OVER_STEPS``.
+    """
     names = dict.fromkeys(name for t in terms for name in t.metrics)
-    return {name: _merged([t.metrics[name] for t in terms if name in t.metrics]) for name in names}
+    found = {name: [t.metrics[name] for t in terms if name in t.metrics] for name in names}
+    return {name: OVER_STEPS.get(name, _mean)(metrics) for name, metrics in found.items()}
 
 
-def _merged(metrics: Sequence[Metric]) -> Metric:
+def _sum(metrics: Sequence[Metric]) -> Metric:
+    return replace(metrics[0], value=float(sum(m.value for m in metrics)))
+
+
+def _largest(metrics: Sequence[Metric]) -> Metric:
+    return max(metrics, key=lambda m: m.value)
+
+
+OVER_STEPS: Mapping[str, Callable[[Sequence[Metric]], Metric]] = {
+    "tokens": _sum,
+    "sequences": _sum,
+    "ratio_max": _largest,
+}
+
+
+def _mean(metrics: Sequence[Metric]) -> Metric:
     counts = np.array([m.count for m in metrics], dtype=np.float64)
     values = np.array([m.value for m in metrics])
     weight = counts if counts.sum() > 0 else np.ones_like(counts)

@@ -174,7 +174,7 @@ class Session:
         with verb(self._runtime, "describe"):
             parts = {"engine": self._runtime.engine, "trainer": self._runtime.trainer}
             rows = {name: part.describe() for name, part in parts.items()}
-            return pd.DataFrame.from_dict(rows, orient="index")
+            return pd.DataFrame.from_dict(rows, orient="index", dtype=object).fillna("")
 
     def close(self) -> None:
         """Free the models; closing twice is harmless."""

@@ -8,23 +8,28 @@ import pytest
 from nbrl.driver.interrupts import cooperative_interrupts, guarded
 
 
-def test_an_interrupt_waits_for_the_question():
-    done = []
-    with pytest.raises(KeyboardInterrupt), cooperative_interrupts() as check:
+def interrupted_inside(done, *, ask):
+    """Work that is interrupted half-way, and asks or does not ask."""
+    with cooperative_interrupts() as check:
         signal.raise_signal(signal.SIGINT)
         done.append("the work in between")
-        check()
-        done.append("never")
+        if ask:
+            check()
+            done.append("never")
+
+
+def test_an_interrupt_waits_for_the_question():
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_inside(done, ask=True)
     assert done == ["the work in between"]
 
 
 def test_an_interrupt_nobody_asked_for_comes_at_the_end():
     done = []
     with pytest.raises(KeyboardInterrupt):
-        with cooperative_interrupts():
-            signal.raise_signal(signal.SIGINT)
-            done.append("whole")
-    assert done == ["whole"]
+        interrupted_inside(done, ask=False)
+    assert done == ["the work in between"]
 
 
 def test_the_handler_is_put_back():
@@ -34,15 +39,20 @@ def test_the_handler_is_put_back():
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def nested(done):
+    """An interrupt in an inner block that nobody asks for there."""
+    with cooperative_interrupts() as outer:
+        with cooperative_interrupts():
+            signal.raise_signal(signal.SIGINT)
+        done.append("after the inner block")
+        outer()
+        done.append("never")
+
+
 def test_nested_blocks_hand_the_interrupt_out():
     done = []
     with pytest.raises(KeyboardInterrupt):
-        with cooperative_interrupts() as outer:
-            with cooperative_interrupts():
-                signal.raise_signal(signal.SIGINT)
-            done.append("after the inner block")
-            outer()
-            done.append("never")
+        nested(done)
     assert done == ["after the inner block"]
 
 

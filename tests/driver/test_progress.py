@@ -63,15 +63,21 @@ def test_updates_are_throttled():
     assert sink.shown[-1][0][0].done == 1000
 
 
+def fail(progress, error):
+    """A phase that ends by an error."""
+    with progress.phase("score", 4, "samples") as advance:
+        advance(1, 0)
+        raise error
+
+
 @pytest.mark.parametrize(
     ("error", "outcome"), [(KeyboardInterrupt, "interrupted"), (ValueError, "failed")]
 )
 def test_the_end_is_told_as_it_was(error, outcome):
     sink = Recorder()
     progress = Progress(lambda: sink)
-    with pytest.raises(error), progress.phase("score", 4, "samples") as advance:
-        advance(1, 0)
-        raise error
+    with pytest.raises(error):
+        fail(progress, error)
     assert sink.shown[-1][0][0].outcome == outcome
     with progress.phase("score", 4, "samples"):
         pass

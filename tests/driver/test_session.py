@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import nbrl
+from nbrl.backends.models import ASSETS
 from nbrl.config import KL, PolicyLoss, Recipe, Sampling, Shaping
 from nbrl.errors import ConfigError, RewardError, SessionError, StepError
 from tests.driver.conftest import SHORT, digest, exact
@@ -182,6 +183,9 @@ def test_minibatches_and_epochs_take_several_optimizer_steps(open_tiny, batch_of
     assert digest(once) != digest(often)
     assert many.version_after == 1
     assert many.metrics["loss"].count == 2 * first.metrics["loss"].count
+    assert many.metrics["tokens"].value == 2 * first.metrics["tokens"].value
+    largest = max(max(r) for r in many.tokens["ratio"].to_pylist())
+    assert many.metrics["ratio_max"].value >= largest - 1e-6
     ratio = np.concatenate(many.tokens["ratio"].to_pylist())
     assert np.abs(ratio[ratio > 0] - 1).max() > 1e-3
 
@@ -204,7 +208,7 @@ def test_kl_in_the_reward_fetches_the_reference(session, batch_of):
     batch = batch_of(session, kl=KL(coef=0.1))
     kl = np.concatenate(batch.table["kl"].to_pylist())
     assert np.abs(kl).max() > 1e-4
-    with pytest.raises(ConfigError, match="in the reward .* and in the loss"):
+    with pytest.raises(ConfigError, match=r"in the reward .* and in the loss"):
         session.train_step(batch, PolicyLoss(kl=KL(coef=0.1)))
 
 
@@ -393,3 +397,54 @@ def test_describe_lists_what_is_resident(session):
     table = session.describe()
     assert table.loc["trainer", "parameters"] > 100_000
     assert "hf" in str(table.loc["engine", "kind"])
+
+
+def test_an_adapter_trains_beside_frozen_weights(open_tiny):
+    session = open_tiny(model=nbrl.Model("tiny", lora=nbrl.Lora(rank=4)))
+    session.run(2, recipe(loss=PolicyLoss(kl=KL(coef=0.1, kind="k3"))))
+    rollouts = session.rollout(session.next_prompts(4), n=2, sampling=SHORT)
+    noted = session.annotate(rollouts, ["old_logprobs", "ref_logprobs"])
+    old, drawn, ref = (
+        np.concatenate(noted.table[c].to_pylist())
+        for c in ("old_logprobs", "rollout_logprobs", "ref_logprobs")
+    )
+    assert np.abs(old - drawn).max() < 2e-5
+    assert np.abs(old - ref).max() > 1e-4
+    assert session.describe().loc["trainer", "trainable"] < 50_000
+
+
+def test_a_critic_rests_while_critic_free_estimators_train(open_tiny, batch_of):
+    session = open_tiny(critic=True)
+    result = session.train_step(batch_of(session, estimator="grpo"))
+    assert "value_loss" not in result.metrics
+    with pytest.raises(ConfigError, match="value_coef and value_clip have no effect"):
+        session.train_step(batch_of(session), PolicyLoss(value_coef=0.5))
+
+
+def test_a_checkpoint_folder_opens_like_the_bundled_name(open_tiny, tmp_path):
+    bundled = open_tiny()
+    policy = bundled._runtime.trainer._models.policy
+    policy.save_pretrained(tmp_path / "mine")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "mine" / name).write_bytes((ASSETS / "tiny" / name).read_bytes())
+    copy = open_tiny(model=str(tmp_path / "mine"))
+    prompts = bundled.next_prompts(4)
+    answers = [s.rollout(prompts, n=2, sampling=SHORT).table["response"] for s in (bundled, copy)]
+    assert answers[0].equals(answers[1])
+
+
+def test_settings_of_a_session_are_judged_together():
+    trainer = nbrl.Trainer(optimizer=nbrl.Optimizer(lr=-1.0, schedule="linear"))
+    with pytest.raises(ConfigError, match="3 problems"):
+        nbrl.connect(trainer=trainer, seed=-1)
+    with pytest.raises(ConfigError, match=r"unknown place 'mars'.*local"):
+        nbrl.connect("mars")
+
+
+def test_a_prompt_longer_than_the_model_is_refused_by_its_id(session):
+    prompts = nbrl.Prompts(
+        table=session.next_prompts(1).table.set_column(1, "prompt", [["1+" * 200 + "1="]])
+    )
+    with pytest.raises(nbrl.errors.DataError, match="arithmetic-train-0"):
+        session.rollout(prompts, n=2)
+    assert session.version == 0
