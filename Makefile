@@ -35,7 +35,8 @@ real: setup ## A few steps on a real pretrained model, through the same notebook
 	$(BIN)/python -m nbrl.notebook.batch notebooks/01_first_step.ipynb $(RUNS)/real \
 	  $(REAL) $(ARGS)
 
-REAL := -p model=smollm2-135m-instruct -p prompts=reasoning-gym:basic_arithmetic -p num_prompts=4 \
+REAL := -p model=smollm2-135m-instruct -p prompts=reasoning-gym:basic_arithmetic \
+  -p reward=../reward_fns/last_number.py -p num_prompts=4 \
   -p n=4 -p max_new_tokens=24 -p lr=1e-5 -p steps=2 -p held_out=4
 
 ##@ Check it
@@ -57,7 +58,7 @@ lint: setup ## Format, lint, types and imports, without the tests
 format: setup ## Rewrite the code in the house's format and strip the notebooks
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/nbstripout --extra-keys="metadata.papermill cell.metadata.papermill" notebooks/*.ipynb
+	$(BIN)/nbstripout --keep-id --extra-keys="metadata.papermill cell.metadata.papermill" notebooks/*.ipynb
 
 .PHONY: bench
 bench: setup ## Time the estimators against a row-by-row loop

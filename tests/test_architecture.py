@@ -145,6 +145,6 @@ def test_the_search_for_foreign_places_finds_them(text):
 
 def test_tests_mirror_the_house():
     """A module of tests stands where the module it tests stands."""
-    rooms = {p.name for p in (ROOT / "nbrl").rglob("*") if p.is_dir()}
+    rooms = {p.name for p in (ROOT / "nbrl").rglob("*") if p.is_dir()} | set(FOLDERS)
     folders = {p.name for p in (ROOT / "tests").rglob("*") if p.is_dir() and p.name[0] not in "_."}
     assert folders - rooms - {"fixtures", "golden", "data"} == set()

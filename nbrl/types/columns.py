@@ -112,7 +112,7 @@ def _row_dicts(table: pa.Table) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def ragged(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+def ragged(column: pa.ChunkedArray | pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
     """The flat values and the row offsets ``[N + 1]`` of a list column, starting at 0."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     offsets = array.offsets.to_numpy()
