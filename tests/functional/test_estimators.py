@@ -93,7 +93,10 @@ def test_batch_std_divides_by_the_spread_of_the_batch():
 def test_maxrl_gives_nothing_where_the_mean_is_not_positive():
     assert one_token("maxrl", [-1.0, 0]).tolist() == [0, 0]
     assert one_token("maxrl", [-1.0, 1]).tolist() == [0, 0]
-    assert one_token("maxrl", [0.3, -0.1, -0.2]).tolist() == [0, 0, 0]
+    for rewards in ([0.3, -0.1, -0.2], [0.7, -0.3, -0.4], [1.1, -0.4, -0.7]):
+        for dtype in (torch.float32, torch.float64):
+            x, ids = torch.tensor(rewards, dtype=dtype), torch.zeros(3, dtype=torch.long)
+            assert torch.count_nonzero(scalar_advantages("maxrl", x, ids)) == 0
 
 
 @settings(max_examples=150, deadline=None)

@@ -37,8 +37,11 @@ def test_b50_the_direction_is_trainer_over_rollout():
 
 def test_the_interval_is_closed():
     mask = torch.tensor([[True, True]])
-    got = importance_weights(row(0.0, 0.0), row(0.0, 0.0), mask, "icepop", low=0.5, high=1.0)
-    assert got.tolist() == [[1, 1]]
+    zero = row(0.0, 0.0)
+    for low, high in ((0.5, 1.0), (1.0, 2.0)):
+        for kind in ("icepop", "seq-mask-tis"):
+            got = importance_weights(zero, zero, mask, kind, low=low, high=high)
+            assert got.tolist() == [[1, 1]]
 
 
 def test_a_kept_sequence_keeps_its_token_weights_unclamped():
