@@ -3,7 +3,7 @@
 May import what ``runtime`` may.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -88,62 +88,66 @@ def _build(
 ) -> Rollouts:
     """The value, one row a finished sample, in the order of prompts and samples."""
     asked = {request.prompt_id: request for request in requests}
-    version, salt = spec["version"], spec["sampling"]["seed"]
-    suffix = f"@{version}" + (f"s{salt}" if salt else "")
-    of_prompt = [np.asarray(asked[g.prompt_id].token_ids, np.int32) for g in generations]
-    counts = [(len(p), len(g.token_ids)) for p, g in zip(of_prompt, generations, strict=True)]
-    lists = {
-        "token_ids": (
-            [np.concatenate([p, g.token_ids]) for p, g in zip(of_prompt, generations, strict=True)],
-            pa.int32(),
-        ),
-        "source": (
-            [np.repeat(np.int8([SOURCE_PROMPT, SOURCE_POLICY]), c) for c in counts],
-            pa.int8(),
-        ),
-        "rollout_logprobs": (
-            [
-                np.concatenate([np.zeros(c[0], np.float32), g.logprobs])
-                for c, g in zip(counts, generations, strict=True)
-            ],
-            pa.float32(),
-        ),
-        "policy_version": (
-            [
-                np.repeat(np.int64([0, g.version]), c)
-                for c, g in zip(counts, generations, strict=True)
-            ],
-            pa.int64(),
-        ),
+    responses = runtime.decode([g.token_ids.tolist() for g in generations])
+    table = _sample_columns(generations, asked, spec) | {
+        "response": pa.array(responses, pa.string()),
+        **_token_columns(generations, asked),
     }
+    used = {g.prompt_id for g in generations}
+    kept = prompts.filter([p in used for p in prompts.table.column("prompt_id").to_pylist()])
+    return Rollouts(table=pa.table(table), prompts=kept, spec=spec)
+
+
+def _sample_columns(
+    generations: Sequence[Generation], asked: Mapping[str, GenerationRequest], spec: dict
+) -> dict[str, pa.Array]:
+    """The columns with one entry a sample, ids among them."""
+    version, sampling = spec["version"], spec["sampling"]
+    salt = f"s{sampling['seed']}" if sampling["seed"] else ""
+    groups = [f"{g.prompt_id}@{version}{salt}" for g in generations]
+    indices = [g.sample_index for g in generations]
+    seeds = [asked[g.prompt_id].seeds[g.sample_index] for g in generations]
+    versions = pa.array([g.version for g in generations], pa.int64())
     reasons = [g.finish_reason for g in generations]
-    temperature = spec["sampling"]["temperature"]
     rows = len(generations)
-    table = {
+    return {
         "sample_id": pa.array(
-            [f"{g.prompt_id}{suffix}#{g.sample_index}" for g in generations], pa.string()
+            [f"{g}#{i}" for g, i in zip(groups, indices, strict=True)], pa.string()
         ),
         "prompt_id": pa.array([g.prompt_id for g in generations], pa.string()),
-        "group_id": pa.array([f"{g.prompt_id}{suffix}" for g in generations], pa.string()),
-        "response": pa.array(
-            runtime.decode([g.token_ids.tolist() for g in generations]), pa.string()
-        ),
+        "group_id": pa.array(groups, pa.string()),
         "finish_reason": pa.array(reasons, pa.string()),
         "truncated": pa.array([r == "length" for r in reasons], pa.bool_()),
-        "temperature": pa.array([temperature or 1.0] * rows, pa.float64()),
-        "seed": pa.array(
-            [asked[g.prompt_id].seeds[g.sample_index] for g in generations], pa.uint64()
-        ),
-        "version_min": pa.array([g.version for g in generations], pa.int64()),
-        "version_max": pa.array([g.version for g in generations], pa.int64()),
+        # Greedy answers have their log-probs at temperature 1.
+        "temperature": pa.array([sampling["temperature"] or 1.0] * rows, pa.float64()),
+        "seed": pa.array(seeds, pa.uint64()),
+        "version_min": versions,
+        "version_max": versions,
         "num_turns": pa.array([1] * rows, pa.int32()),
         "seconds": pa.array([g.seconds for g in generations], pa.float64()),
         "error": pa.array([g.error for g in generations], pa.string()),
     }
-    table |= {name: list_column(values, kind) for name, (values, kind) in lists.items()}
-    used = {g.prompt_id for g in generations}
-    kept = prompts.filter([p in used for p in prompts.table.column("prompt_id").to_pylist()])
-    return Rollouts(table=pa.table(table), prompts=kept, spec=spec)
+
+
+def _token_columns(
+    generations: Sequence[Generation], asked: Mapping[str, GenerationRequest]
+) -> dict[str, pa.ListArray]:
+    """The columns with one entry a token: the prompt's first, with 0 where they do not apply."""
+    marks = np.array([SOURCE_PROMPT, SOURCE_POLICY], np.int8)
+    ids, source, logprobs, versions = [], [], [], []
+    for g in generations:
+        prompt = np.asarray(asked[g.prompt_id].token_ids, np.int32)
+        counts = (len(prompt), len(g.token_ids))
+        ids.append(np.concatenate([prompt, g.token_ids]))
+        source.append(np.repeat(marks, counts))
+        logprobs.append(np.concatenate([np.zeros(len(prompt), np.float32), g.logprobs]))
+        versions.append(np.repeat(np.array([0, g.version], np.int64), counts))
+    return {
+        "token_ids": list_column(ids, pa.int32()),
+        "source": list_column(source, pa.int8()),
+        "rollout_logprobs": list_column(logprobs, pa.float32()),
+        "policy_version": list_column(versions, pa.int64()),
+    }
 
 
 def check_same_policy(rollouts: Rollouts, runtime: Runtime, asked: str) -> None:

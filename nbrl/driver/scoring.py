@@ -102,9 +102,10 @@ def _combination(combine: Any, functions: Mapping[str, RewardFn]) -> Combine:
                 f"combine gives weights for {sorted(combine)}, the rewards are "
                 f"{sorted(functions)}; give one weight to each."
             )
-        return lambda values: math.fsum(combine[n] * v for n, v in values.items())
+        weights = {name: float(weight) for name, weight in combine.items()}
+        return lambda values: math.fsum(weights[n] * v for n, v in values.items())
     if callable(combine):
-        return combine
+        return lambda values: float(combine(values))
     raise ConfigError(
         f"combine must be one of {', '.join(COMBINES)}, a dict of weights, or a function of "
         f"{{name: value}}; got {combine!r}."
