@@ -19,7 +19,7 @@ from nbrl.protocols import MicroBatch
 from nbrl.types import SOURCE_POLICY, Rollouts
 from nbrl.types import columns as arrow
 
-MICRO_BATCH_COST = 512
+MICRO_BATCH_COST = 256
 """What one more forward and backward pass costs, in padded tokens; no cut saves less."""
 
 Column: TypeAlias = pa.Array | pa.ChunkedArray

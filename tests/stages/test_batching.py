@@ -205,11 +205,11 @@ def test_little_padding_and_few_passes():
 
 def test_ten_thousand_rows_are_quick():
     rollouts, flat = random_rollouts(10_000, longest_response=60)
-    begin = time.perf_counter()
+    begin = time.process_time()
     batches = make_batches(rollouts, {"advantages": flat}, max_tokens=16384)
     scatter(batches, [b.columns["advantages"] for b in batches], rollouts)
-    # About 0.15 s; row-by-row Python takes several seconds.
-    assert time.perf_counter() - begin < 1.5
+    # Of processor time, so that a busy machine does not fail it. About 0.3 s; row-by-row Python takes several seconds.
+    assert time.process_time() - begin < 2.5
 
 
 @pytest.mark.parametrize(
