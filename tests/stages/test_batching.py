@@ -208,7 +208,7 @@ def test_ten_thousand_rows_are_quick():
     begin = time.process_time()
     batches = make_batches(rollouts, {"advantages": flat}, max_tokens=16384)
     scatter(batches, [b.columns["advantages"] for b in batches], rollouts)
-    # Of processor time, so that a busy machine does not fail it. About 0.3 s; row-by-row Python takes several seconds.
+    # Processor time, as the machine may be busy. About 0.3 s; loops over rows take several seconds.
     assert time.process_time() - begin < 2.5
 
 
