@@ -165,7 +165,7 @@ def plot_advantages(
         series[f"{name} ({said})"] = _token_means(batch)
     most = max((np.abs(v).max(initial=0.0) for v in series.values()), default=0.0) or 1.0
     # an odd number of bins, so that samples without signal stand in one of their own around 0
-    _shares(ax, series, np.linspace(-most, most, 14))
+    _shares(ax, series, np.linspace(-most, most, 14).tolist())
     ax.axvline(0.0, color="#444444", linewidth=0.8)
     return _dress(ax, "mean advantage of a sample", "share", headroom=0.25)
 
@@ -268,7 +268,7 @@ def _dress(ax: Axes, xlabel: str, ylabel: str, headroom: float = 0.0) -> Axes:
     return ax
 
 
-def _shares(ax: Axes, series: Mapping[str, np.ndarray], bins: int | np.ndarray = 12) -> None:
+def _shares(ax: Axes, series: Mapping[str, np.ndarray], bins: int | Sequence[float] = 12) -> None:
     """Bars side by side, each series' adding up to 1."""
     weights = [np.full(len(v), 1.0 / max(len(v), 1)) for v in series.values()]
     colours = [COLOURS[at % len(COLOURS)] for at in range(len(series))]

@@ -28,6 +28,7 @@ from nbrl.types import (
 
 MOST_SAMPLES = 6
 MOST_ROWS = 60
+MOST_COLUMNS = 12
 MOST_CHARACTERS = 240
 CELL = "text-align:left;vertical-align:top;padding:2px 8px"
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
@@ -122,12 +123,29 @@ def evaluation_html(value: Evaluation) -> str:
 def history_html(value: History) -> str:
     """The first and the last steps of a run."""
     at = _spread(len(value))
-    names = list(dict.fromkeys(name for i in at for name in value.records[i]))[:MOST_ROWS]
+    known = dict.fromkeys(name for i in at for name in value.records[i])
+    first = [name for name in LEADING if name in known]
+    names = [*first, *(name for name in known if name not in first)][:MOST_COLUMNS]
     rows = [[value.records[i].get(name) for name in names] for i in at]
     return table(repr(value), names, rows, _shown(len(at), len(value), "steps"))
 
 
 ROLLOUT = ("sample_id", "prompt", "response", "label", "tokens", "finish_reason")
+LEADING = (
+    "version",
+    "reward",
+    "loss",
+    "grad_norm",
+    "entropy",
+    "kl",
+    "value_loss",
+    "response_length",
+    "truncated",
+    "live_groups",
+    "seconds_rollout",
+    "seconds_train",
+)
+"""What is looked at first in a run; the table keeps room for these."""
 METRIC_HEAD = ("metric", "value", "count", "mean over")
 HTML: Mapping[type, Callable[[Any], str]] = {
     Prompts: prompts_html,

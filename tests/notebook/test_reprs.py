@@ -137,6 +137,13 @@ def test_history_shows_first_and_last_step(values):
     assert words[-3:] == ["19", "1.9", "6 of 20 steps; .to_pandas() has all"]
 
 
+def test_history_shows_what_is_looked_at_first():
+    record = {f"m{i}": 0.5 for i in range(20)} | {"reward": 0.25, "version": 3, "grad_norm": 2.0}
+    words = page(reprs.history_html(History(records=[record]))).words
+    assert words[1:5] == ["version", "reward", "grad_norm", "m0"]
+    assert words[13:16] == ["3", "0.25", "2"]
+
+
 @pytest.mark.parametrize("count", [0, 1, 2000])
 def test_size_stays_small_and_rows_are_spread(count):
     text = "<&'\"\x00\u202e" * 400
