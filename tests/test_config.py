@@ -24,6 +24,7 @@ from nbrl.config import (
     check_config,
     to_spec,
 )
+from nbrl.config.checks import CHECKS
 from nbrl.errors import ConfigError
 
 DEFAULTS = [
@@ -49,11 +50,9 @@ def test_defaults_work_and_are_frozen(component):
 
 def test_every_settings_class_has_its_check():
     classes = {
-        c
-        for c in vars(config).values()
-        if isinstance(c, type) and dataclasses.is_dataclass(c) and c.__module__ == config.__name__
+        c for c in vars(config).values() if isinstance(c, type) and dataclasses.is_dataclass(c)
     }
-    assert set(config.CHECKS) == classes == {type(c) for c in DEFAULTS}
+    assert set(CHECKS) == classes == {type(c) for c in DEFAULTS}
 
 
 NO_EFFECT = [

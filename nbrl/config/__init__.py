@@ -1,0 +1,39 @@
+"""L1, the settings: one small frozen dataclass a component, and the one place that judges them.
+
+May import ``functional`` and ``errors``.
+"""
+
+from nbrl.config.checks import check_config, kl_problems
+from nbrl.config.settings import (
+    ESTIMATOR_ALIASES,
+    KL,
+    Critic,
+    Engine,
+    Lora,
+    Model,
+    Optimizer,
+    PolicyLoss,
+    Recipe,
+    Sampling,
+    Shaping,
+    Trainer,
+    to_spec,
+)
+
+__all__ = [
+    "ESTIMATOR_ALIASES",
+    "KL",
+    "Critic",
+    "Engine",
+    "Lora",
+    "Model",
+    "Optimizer",
+    "PolicyLoss",
+    "Recipe",
+    "Sampling",
+    "Shaping",
+    "Trainer",
+    "check_config",
+    "kl_problems",
+    "to_spec",
+]

@@ -1,0 +1,210 @@
+"""The settings: one small frozen dataclass a component. Imports nothing of the house."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+ESTIMATOR_ALIASES: Mapping[str, str] = {
+    "reinforce": "reinforce_pp",
+    "reinforce_baseline": "reinforce_pp_baseline",
+    "group_norm": "grpo",
+}
+"""OpenRLHF's spellings of estimators, and the published names that they stand for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How answers are drawn.
+
+    ``temperature=0`` is greedy. Rollout log-probs are those of the full softmax at this
+    temperature (at 1 when greedy), whatever ``top_p`` and ``top_k`` cut away.
+    ``max_new_tokens=None`` means: up to the model's context length.
+    ``seed`` salts the seed tree: another value draws other answers to the same prompts.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+    @property
+    def logprob_temperature(self) -> float:
+        """The temperature that divides the logits when log-probs are computed."""
+        return self.temperature if self.temperature > 0 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KL:
+    """A penalty on the distance to the reference policy.
+
+    Passed to ``compute_advantages`` it is subtracted from the per-token reward; passed to
+    ``PolicyLoss`` it is a term of the loss. One of the two, never both.
+    ``unbiased_gradient`` keeps the value of ``kind`` but gives every kind the gradient of the
+    reverse KL; it means something in the loss only.
+    """
+
+    coef: float = 0.01
+    kind: str = "k1"
+    clamp: float | None = 10.0
+    unbiased_gradient: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shaping:
+    """What happens to raw rewards before and after the group baseline.
+
+    In this order: groups whose mean raw reward is not strictly inside ``reward_range`` are
+    dropped (DAPO's dynamic filtering); the overlong penalty and the stop-properly penalty
+    change the reward; the group baseline is taken; the result is clipped to ``reward_clip``.
+    """
+
+    reward_range: tuple[float, float] | None = None
+    overlong_buffer: int | None = None
+    overlong_penalty: float = 1.0
+    stop_properly: float | None = None
+    reward_clip: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyLoss:
+    """A policy loss as four independent choices: surrogate, correction, KL term, aggregation.
+
+    ``norm_length`` is the constant divisor of ``"seq-mean-token-sum-norm"``; ``None`` takes the
+    rollouts' ``max_new_tokens``. ``correction_low`` and ``correction_high`` bound the
+    importance weight from sampler to trainer.
+    """
+
+    surrogate: str = "ppo"
+    eps_low: float = 0.2
+    eps_high: float = 0.2
+    dual_clip: float | None = None
+    aggregation: str = "token-mean"
+    norm_length: int | None = None
+    correction: str | None = None
+    correction_low: float = 0.5
+    correction_high: float = 5.0
+    kl: KL | None = None
+    entropy_coef: float = 0.0
+    value_coef: float = 1.0
+    value_clip: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lora:
+    """A low-rank adapter (PEFT) that is trained in place of the weights."""
+
+    rank: int = 16
+    alpha: float = 16.0
+    dropout: float = 0.0
+    target_modules: str | tuple[str, ...] = "all-linear"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Where the policy comes from: ``"tiny"``, a folder, or a name on the hub.
+
+    ``gguf_file`` names the file inside the folder for quantised checkpoints, which are
+    loaded dequantised.
+    """
+
+    path: str = "tiny"
+    _: KW_ONLY
+    dtype: str = "float32"
+    revision: str | None = None
+    gguf_file: str | None = None
+    attention: str = "sdpa"
+    lora: Lora | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What generates. ``"hf"`` is transformers in this process, sharing the trainer's weights.
+
+    ``max_batch`` is the number of samples decoded side by side.
+    """
+
+    kind: str = "hf"
+    _: KW_ONLY
+    max_batch: int = 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimizer:
+    """AdamW and its learning-rate schedule.
+
+    ``lr`` is the peak. ``schedule`` is one of transformers' names; those that end need
+    ``total_steps``. ``warmup_steps`` rises linearly from 0. ``max_grad_norm=None`` does not clip.
+    """
+
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = 1.0
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    total_steps: int | None = None
+    min_lr_ratio: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Critic:
+    """A value model: the policy's architecture with a scalar head, and its own optimizer.
+
+    ``path=None`` starts from the policy's weights.
+    """
+
+    path: str | None = None
+    optimizer: Optimizer = dataclasses.field(default_factory=lambda: Optimizer(lr=9e-6))
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """What learns. ``"local"`` is plain torch in this process.
+
+    ``micro_batch_tokens`` bounds rows x width of one forward pass; smaller ones accumulate
+    gradients and give the same step.
+    """
+
+    kind: str = "local"
+    _: KW_ONLY
+    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
+    critic: Critic | None = None
+    micro_batch_tokens: int = 16384
+    gradient_checkpointing: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """One training step of a loop, said once: what ``run`` passes to the verbs.
+
+    ``prompts`` x ``n`` samples a step. ``rewards`` and ``combine`` are what ``score`` takes,
+    ``estimator`` is a name, an ``Estimator`` or a function.
+    """
+
+    rewards: Any
+    prompts: int = 32
+    n: int = 8
+    estimator: Any = "grpo"
+    sampling: Sampling = Sampling()
+    combine: Any = None
+    kl: KL | None = None
+    shaping: Shaping | None = None
+    loss: PolicyLoss = PolicyLoss()
+    minibatches: int = 1
+    epochs: int = 1
+
+
+def to_spec(component: Any) -> Any:
+    """The settings as plain JSON-able data, for the echo that every result carries."""
+    if dataclasses.is_dataclass(component) and not isinstance(component, type):
+        named = {f.name: getattr(component, f.name) for f in dataclasses.fields(component)}
+        return {k: to_spec(v) for k, v in named.items() if k != "_"}
+    if isinstance(component, Mapping):
+        return {str(k): to_spec(v) for k, v in component.items()}
+    if isinstance(component, list | tuple):
+        return [to_spec(v) for v in component]
+    return component
