@@ -6,7 +6,7 @@ May import ``backends.rewards`` and what ``runtime`` may.
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -105,7 +105,7 @@ def _combination(combine: Any, functions: Mapping[str, RewardFn]) -> Combine:
         weights = {name: float(weight) for name, weight in combine.items()}
         return lambda values: math.fsum(weights[n] * v for n, v in values.items())
     if callable(combine):
-        return lambda values: float(combine(values))
+        return cast(Combine, combine)
     raise ConfigError(
         f"combine must be one of {', '.join(COMBINES)}, a dict of weights, or a function of "
         f"{{name: value}}; got {combine!r}."
