@@ -5,7 +5,7 @@ May import ``types`` and ``errors``; tokenizers are handed in.
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -20,7 +20,7 @@ def encode_prompts(prompts: Prompts, tokenizer: PreTrainedTokenizerBase) -> list
     ``messages`` is rendered by the chat template, up to where the assistant speaks, and encoded
     without adding special tokens (the template writes its own, so no BOS comes twice). Else the
     text is encoded with the special tokens that the tokenizer adds to a beginning, less an EOS at
-    the end, which would close the answer before it began.
+    the end, which would close the answer before it began, and less a BOS where the text has it.
 
     Raises:
         ConfigError: A row has messages and the tokenizer no chat template.
@@ -29,46 +29,91 @@ def encode_prompts(prompts: Prompts, tokenizer: PreTrainedTokenizerBase) -> list
     table = prompts.table
     if "token_ids" in table.column_names:
         return [tuple(ids) for ids in table.column("token_ids").to_pylist()]
-    rows = zip(*(table.column(n).to_pylist() for n in ("prompt_id", "prompt", "messages")), strict=True)
-    return [_encode(tokenizer, *row) for row in rows]
+    ids, texts, messages = (
+        table.column(name).to_pylist() for name in ("prompt_id", "prompt", "messages")
+    )
+    if any(m is not None for m in messages) and tokenizer.chat_template is None:
+        raise ConfigError(
+            "the prompts are messages and the model's tokenizer has no chat template. Load them "
+            "with apply_chat_template=False, or use a model that was tuned for chat."
+        )
+    encoded = _encode_all(tokenizer, ids, texts, messages)
+    for prompt_id, tokens in zip(ids, encoded, strict=True):
+        if not tokens:
+            raise DataError(f"prompt {prompt_id!r} has no tokens; give it some text.")
+    return encoded
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[Sequence[int]]) -> list[str]:
     """The text of each row of ids, special tokens left out: a view, never the record."""
-    return [tokenizer.decode(list(row), skip_special_tokens=True) for row in ids]
+    return [cast(str, tokenizer.decode(list(row), skip_special_tokens=True)) for row in ids]
+
+
+def _encode_all(
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[str],
+    texts: Sequence[str],
+    messages: Sequence[str | None],
+) -> list[tuple[int, ...]]:
+    """All rows at once; one by one only to find the row that cannot be encoded."""
+    try:
+        return _encode(tokenizer, texts, messages)
+    except Exception as error:  # the library raises bare ones, and templates are programs
+        for prompt_id, text, message in zip(ids, texts, messages, strict=True):
+            _encode_one(tokenizer, prompt_id, text, message)
+        raise DataError(f"the prompts cannot be encoded together: {error}") from error
+
+
+def _encode_one(
+    tokenizer: PreTrainedTokenizerBase, prompt_id: str, text: str, messages: str | None
+) -> None:
+    try:
+        _encode(tokenizer, [text], [messages])
+    except Exception as error:
+        raise DataError(
+            f"prompt {prompt_id!r} cannot be encoded: {type(error).__name__}: {error}. Given: "
+            f"{(messages or text)[:80]!r}. Use text that the model's tokenizer and template know."
+        ) from error
 
 
 def _encode(
-    tokenizer: PreTrainedTokenizerBase, prompt_id: str, prompt: str, messages: str | None
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], messages: Sequence[str | None]
+) -> list[tuple[int, ...]]:
+    chats = [i for i, m in enumerate(messages) if m is not None]
+    plain = [i for i, m in enumerate(messages) if m is None]
+    rendered = [_render(tokenizer, messages[i] or "") for i in chats]
+    found = dict(zip(chats, _ids(tokenizer, rendered, add_special_tokens=False), strict=True))
+    text = [texts[i] for i in plain]
+    whole = _ids(tokenizer, text, add_special_tokens=True)
+    bare = _ids(tokenizer, text, add_special_tokens=False)
+    beginnings = [_beginning(tokenizer, w, b) for w, b in zip(whole, bare, strict=True)]
+    found |= dict(zip(plain, beginnings, strict=True))
+    return [found[i] for i in range(len(texts))]
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: str) -> str:
+    return cast(
+        str,
+        tokenizer.apply_chat_template(
+            json.loads(messages), tokenize=False, add_generation_prompt=True
+        ),
+    )
+
+
+def _ids(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_special_tokens: bool
+) -> list[tuple[int, ...]]:
+    if not texts:
+        return []
+    rows = tokenizer(list(texts), add_special_tokens=add_special_tokens)["input_ids"]
+    return [tuple(row) for row in cast(list[list[int]], rows)]
+
+
+def _beginning(
+    tokenizer: PreTrainedTokenizerBase, whole: tuple[int, ...], bare: tuple[int, ...]
 ) -> tuple[int, ...]:
-    try:
-        ids = _text_ids(tokenizer, prompt) if messages is None else _chat_ids(tokenizer, messages)
-    except ConfigError:
-        raise
-    except Exception as error:  # noqa: BLE001 -- templates are programs and may raise anything
-        raise DataError(
-            f"prompt {prompt_id!r} cannot be encoded: {type(error).__name__}: {error}. Text given: "
-            f"{(messages or prompt)[:80]!r}. Use text that the model's tokenizer and template know."
-        ) from error
-    if not ids:
-        raise DataError(f"prompt {prompt_id!r} has no tokens; give it some text.")
-    return ids
-
-
-def _text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
-    ids = tokenizer(text)["input_ids"]
-    plain = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if len(ids) > len(plain) and ids[-1] == tokenizer.eos_token_id:
-        ids = ids[:-1]
-    return tuple(ids)
-
-
-def _chat_ids(tokenizer: PreTrainedTokenizerBase, messages: str) -> tuple[int, ...]:
-    if tokenizer.chat_template is None:
-        raise ConfigError(
-            "the prompts are messages and the model's tokenizer has no chat template. Load them with "
-            "apply_chat_template=False, or use a model that was tuned for chat."
-        )
-    conversation: list[dict[str, Any]] = json.loads(messages)
-    text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    """The ids of a text that goes on: no EOS that was added, no BOS beside the text's own."""
+    if len(whole) > len(bare) and whole[-1] == tokenizer.eos_token_id:
+        whole = whole[:-1]
+    twice = tokenizer.bos_token_id is not None and whole[:2] == (tokenizer.bos_token_id,) * 2
+    return whole[1:] if twice else whole

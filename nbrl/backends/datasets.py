@@ -3,12 +3,14 @@
 May import ``types``, ``errors`` and its neighbours ``records``, ``sources`` and ``arithmetic``.
 """
 
+import datetime
+import decimal
 import itertools
 import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbrl.backends.arithmetic import arithmetic_prompts
 from nbrl.backends.records import read_records
@@ -21,8 +23,18 @@ SHOWN = 5
 """How many bad rows a message names."""
 
 
-class BadRow(Exception):
+class BadRowError(Exception):
     """Why a row is no prompt; never leaves this module."""
+
+
+class _Rendering(NamedTuple):
+    """How a record becomes a prompt."""
+
+    input_key: str
+    label_key: str | None
+    must_have_label: bool
+    as_chat: bool
+    template: str | None
 
 
 def load_prompts(
@@ -39,20 +51,23 @@ def load_prompts(
 
     Rows without text, with messages that are none, or with a label that is neither text nor number
     are left out; ``spec["dropped"]`` lists their row numbers and reasons, and a warning says how
-    many. Two rows with the same text stay two prompts. Keys that are not asked for go to
-    ``metadata``.
+    many. Two rows with the same text stay two prompts: ids are made of a hash of the data and the
+    row number. All other columns go to ``metadata``, the label's too where it has another name.
 
     Args:
         source: ``arithmetic``, ``reasoning-gym:<task>``, a ``.jsonl``, ``.json``, ``.csv`` or
             ``.parquet`` file, a folder, or a data set's name on the hub.
         input_key: The key of the prompt, a text or a list of messages; by default the first of
             ``input, prompt, question, messages`` that the data has.
-        label_key: The key of the label; by default ``label`` where the data has it. ``42`` and
-            ``"42"`` are the same label, null is none.
+        label_key: The key of the label, which each row must then have; by default ``label`` where
+            the data has it, and rows without one have none. ``42``, ``42.0`` and ``"42"`` are the
+            same label; an empty text is none.
         apply_chat_template: Make a text the one message of a user. Lists of messages always are
             rendered by the model's template.
-        input_template: A text with one ``{}`` for the prompt. Not together with the former.
-        split: ``train``, ``held_out``, or what the data set has.
+        input_template: A text with one ``{}`` for the prompt. Not together with the former, and
+            not for lists of messages.
+        split: ``train``, ``held_out``, or what the data set has. Of generated tasks each split is
+            drawn from its own seed; a task with few different questions may repeat some.
         max_samples: At most so many prompts.
 
     Raises:
@@ -66,13 +81,14 @@ def load_prompts(
     name, rows = read_records(source, split, max_samples)
     numbered = list(itertools.islice(rows, max_samples))
     keys = _keys([r for _, r in numbered if isinstance(r, dict)], input_key, label_key, source)
+    render = _Rendering(*keys, label_key is not None, apply_chat_template, input_template)
     good: list[dict[str, Any]] = []
     bad: list[dict[str, Any]] = []
     for number, record in numbered:
         try:
-            row = _row(record, keys, apply_chat_template, input_template)
+            row = _row(record, render)
             good.append({"prompt_id": f"{name}-{number}", **row})
-        except BadRow as reason:
+        except BadRowError as reason:
             bad.append({"row": number, "reason": str(reason)})
     _report(source, len(good), bad)
     spec = {
@@ -89,7 +105,9 @@ def load_prompts(
 
 def _check(template: str | None, apply_chat_template: bool, max_samples: int | None) -> None:
     if template is not None and template.count("{}") != 1:
-        raise ConfigError(f"input_template needs exactly one '{{}}' for the prompt; got {template!r}.")
+        raise ConfigError(
+            f"input_template needs exactly one '{{}}' for the prompt; got {template!r}."
+        )
     if template is not None and apply_chat_template:
         raise ConfigError(
             "input_template and apply_chat_template both render the prompt; pass one of them."
@@ -109,46 +127,70 @@ def _keys(
     found = input_key or next((key for key in INPUT_KEYS if key in present), None)
     if found is None and records:
         raise DataError(
-            f"{source}: no row has one of the keys {', '.join(INPUT_KEYS)}; keys: {', '.join(present)}. "
-            "Pass input_key."
+            f"{source}: no row has one of the keys {', '.join(INPUT_KEYS)}; keys: "
+            f"{', '.join(present)}. Pass input_key."
         )
     return found or INPUT_KEYS[0], label_key or ("label" if "label" in present else None)
 
 
-def _row(
-    record: dict[str, Any] | str, keys: tuple[str, str | None], chat: bool, template: str | None
-) -> dict[str, Any]:
+def _row(record: dict[str, Any] | str, render: _Rendering) -> dict[str, Any]:
     """The columns of one prompt."""
     if isinstance(record, str):
-        raise BadRow(record)
-    input_key, label_key = keys
-    if record.get(input_key) is None:
-        raise BadRow(f"{input_key!r} is {'null' if input_key in record else 'missing'}")
-    value = record[input_key]
+        raise BadRowError(record)
+    key = render.input_key
+    if record.get(key) is None:
+        raise BadRowError(f"{key!r} is {'null' if key in record else 'missing'}")
+    value = record[key]
     messages = value if isinstance(value, list) else None
     if messages is None and not (isinstance(value, str) and value.strip()):
-        raise BadRow(f"{input_key!r} must be text or a list of messages; got {_shown(value)}")
-    if messages is None and chat:
-        messages = [{"role": "user", "content": value}]
+        raise BadRowError(f"{key!r} must be text or a list of messages; got {_shown(value)}")
     if messages is not None:
-        _check_messages(messages, input_key)
+        _check_messages(messages, key)
+        if render.template is not None:
+            raise BadRowError(f"{key!r} is a list of messages, and input_template is for texts")
+    elif render.as_chat:
+        messages = [{"role": "user", "content": value}]
     text = value if isinstance(value, str) else _text(messages or [])
-    rest = {k: v for k, v in record.items() if k not in keys}
-    return {
-        "prompt": template.format(text) if template is not None and messages is None else text,
-        "messages": None if messages is None else json.dumps(messages, ensure_ascii=False),
-        "label": None if label_key is None else _label(record.get(label_key), label_key),
-        "metadata": json.dumps(rest, ensure_ascii=False, default=str),
+    rest = {k: v for k, v in record.items() if k not in (key, "label")}
+    row = {
+        "prompt": text if render.template is None else render.template.replace("{}", text),
+        "messages": None if messages is None else _as_json(messages),
+        "label": _label(record, render),
+        "metadata": _as_json(rest),
     }
+    _check_unicode(row)
+    return row
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> str:
+    """Dates, decimals and their like as text; bytes and pictures have none."""
+    if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
+        return str(value)
+    raise BadRowError(f"a column holds {type(value).__name__}, which metadata (JSON) cannot hold")
+
+
+def _check_unicode(row: Mapping[str, str | None]) -> None:
+    """Half of a surrogate pair is a character to JSON, and to nothing else."""
+    for name, text in row.items():
+        try:
+            (text or "").encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise BadRowError(f"{name!r} holds half a character: {error.reason}") from error
 
 
 def _check_messages(messages: Sequence[Any], key: str) -> None:
     if not messages:
-        raise BadRow(f"{key!r} is an empty list of messages")
+        raise BadRowError(f"{key!r} is an empty list of messages")
     for message in messages:
         whole = isinstance(message, dict) and isinstance(message.get("role"), str)
         if not whole or not message.get("content"):
-            raise BadRow(f"{key!r} holds a message without role and content: {_shown(message)}")
+            raise BadRowError(
+                f"{key!r} holds a message without role and content: {_shown(message)}"
+            )
 
 
 def _text(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -159,13 +201,19 @@ def _text(messages: Sequence[Mapping[str, Any]]) -> str:
     return " ".join(part.get("text", "") for part in content if isinstance(part, dict))
 
 
-def _label(value: Any, key: str) -> str | None:
-    if value is None or isinstance(value, str):
+def _label(record: Mapping[str, Any], render: _Rendering) -> str | None:
+    key = render.label_key
+    value = None if key is None else record.get(key)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        if render.must_have_label:
+            raise BadRowError(f"{key!r} is {'empty' if key in record else 'missing'}")
+        return None
+    if isinstance(value, str):
         return value
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value):
-        raise BadRow(f"{key!r} must be text, a number or null; got {_shown(value)}")
-    return str(value)
+        raise BadRowError(f"{key!r} must be text or a finite number; got {_shown(value)}")
+    return str(int(value)) if value == int(value) else str(value)
 
 
 def _report(source: str, good: int, bad: Sequence[Mapping[str, Any]]) -> None:

@@ -1,38 +1,44 @@
 """Rows of files, folders, hub data sets and generators as plain records, with what is broken named.
 
-May import ``errors``. A record that cannot be read comes as its error text; row numbers count from 1
-and, in files of lines, are line numbers.
+May import ``errors``. A record that cannot be read comes as its error text. Row numbers count from
+1 and, in files of lines, are line numbers; rows of a file among several are ``<file>:<number>``.
 """
 
 import csv
 import hashlib
 import json
+import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from nbrl.errors import DataError, unknown_name
+from nbrl.errors import ConfigError, DataError, unknown_name
 
 Record = dict[str, Any] | str
-Rows = Iterator[tuple[int, Record]]
+Rows = Iterator[tuple[int | str, Record]]
 
 GENERATED = "reasoning-gym:"
 DEFAULT_GENERATED = 1000
+SAVED_BY_DATASETS = ("dataset_info.json", "dataset_dict.json")
+SPLIT_WORDS = ("train", "test", "validation", "valid", "val", "dev", "eval", "held_out")
 
 
 def read_records(source: str, split: str, limit: int | None) -> tuple[str, Rows]:
-    """A name for the data (stable, unique to its content or address), and its rows with their numbers.
+    """A name for the data, unique to its content or address, and its rows with their numbers.
 
     Args:
-        source: ``reasoning-gym:<task>``, a ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, a folder
-            that ``datasets`` saved or can load, or a data set's name on the hub.
-        split: Of hub data and folders; of generated tasks it seeds the generator.
+        source: ``reasoning-gym:<task>``, a ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, a
+            folder of such files or one that ``datasets`` saved, or a data set's name on the hub.
+        split: Of hub data and folders; of generated tasks it seeds the generator. In a folder of
+            files those with this word in their name, or all where the split is ``train`` and no
+            file bears the name of a split.
         limit: At most so many rows are wanted.
 
     Raises:
+        ConfigError: A split of a single file, which has none.
         DataError: Nothing can be read there; says what was tried.
         UnknownNameError: A generated task that does not exist.
     """
@@ -45,9 +51,45 @@ def read_records(source: str, split: str, limit: int | None) -> tuple[str, Rows]
                 f"{source}: cannot read {path.suffix or 'a file without an ending'}; known: "
                 f"{', '.join(READERS)}."
             )
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-        return f"{path.stem}-{digest}", READERS[path.suffix](path)
+        if split != "train":
+            raise ConfigError(
+                f"split {split!r} of {source}: a file has no splits. Pass the file that holds "
+                "those rows, and leave split out."
+            )
+        return _named([path]), READERS[path.suffix](path)
+    files = _files_of(path, split)
+    if files:
+        return _named(files), _all_of(files)
     return _through_datasets(source, split)
+
+
+def _named(files: Sequence[Path]) -> str:
+    """A name with a hash of the content."""
+    digest = hashlib.sha256(b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files))
+    stem = files[0].stem if len(files) == 1 else files[0].parent.name
+    return f"{stem}-{digest.hexdigest()[:8]}"
+
+
+def _files_of(folder: Path, split: str) -> list[Path]:
+    """The files of a split in a folder, none where it is not one or ``datasets`` saved it."""
+    if not folder.is_dir() or any((folder / n).is_file() for n in SAVED_BY_DATASETS):
+        return []
+    known = sorted(f for f in folder.iterdir() if f.suffix in READERS)
+    names = {f: f"_{re.sub('[^a-z0-9]+', '_', f.stem.lower())}_" for f in known}
+    chosen = [f for f in known if f"_{split}_" in names[f]]
+    unnamed = not any(f"_{word}_" in name for name in names.values() for word in SPLIT_WORDS)
+    if not chosen and known and not (unnamed and split == "train"):
+        raise DataError(
+            f"{folder} has no file of the split {split!r} in its name; it holds "
+            f"{[f.name for f in known]}. Pass one of these files."
+        )
+    return chosen or known
+
+
+def _all_of(files: Sequence[Path]) -> Rows:
+    for file in files:
+        for number, record in READERS[file.suffix](file):
+            yield (number if len(files) == 1 else f"{file.name}:{number}"), record
 
 
 def _json_lines(path: Path) -> Rows:
@@ -80,12 +122,19 @@ def _json(path: Path) -> Rows:
 
 
 def _csv(path: Path) -> Rows:
-    with path.open(newline="", encoding="utf-8") as file:
+    # A file written by a spreadsheet begins with a byte-order mark.
+    with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        for row in reader:
-            # Short rows give None values, long ones a None key.
-            whole = None not in row and None not in row.values()
-            yield reader.line_num, row if whole else "another number of cells than the header"
+        try:
+            for row in reader:
+                # Short rows give None values, long ones a None key.
+                whole = None not in row and None not in row.values()
+                yield reader.line_num, row if whole else "another number of cells than the header"
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{path} cannot be read as CSV after line {reader.line_num}: {error}. Save it as "
+                "UTF-8, or as JSONL where cells are very long."
+            ) from error
 
 
 def _parquet(path: Path) -> Rows:
@@ -93,8 +142,7 @@ def _parquet(path: Path) -> Rows:
         table = pq.read_table(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a Parquet file: {error}.") from error
-    for number, row in enumerate(table.to_pylist(), start=1):
-        yield number, row
+    yield from enumerate(table.to_pylist(), start=1)
 
 
 READERS: Mapping[str, Callable[[Path], Rows]] = {
@@ -107,21 +155,28 @@ READERS: Mapping[str, Callable[[Path], Rows]] = {
 
 def _through_datasets(source: str, split: str) -> tuple[str, Rows]:
     import datasets
+    from datasets.exceptions import DatasetsError
 
     folder = Path(source)
     try:
-        if (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file():
+        if any((folder / name).is_file() for name in SAVED_BY_DATASETS):
             loaded = datasets.load_from_disk(source)
             data = loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
         else:
             data = datasets.load_dataset(source, split=split)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+        DatasetsError,
+    ) as error:
         what = "a folder" if folder.is_dir() else "neither a file nor a folder"
+        why = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(
             f"prompts {source!r}: {folder.absolute()} is {what}, and datasets cannot load it with "
-            f"split {split!r}: {str(error).splitlines()[0] if str(error) else type(error).__name__}. Pass a "
-            f"file ({', '.join(READERS)}), a folder, a hub name that can be reached, 'arithmetic' or "
-            f"'{GENERATED}<task>'."
+            f"split {split!r}: {why}. Pass a file ({', '.join(READERS)}), a folder, a hub name "
+            f"that can be reached, 'arithmetic' or '{GENERATED}<task>'."
         ) from error
     name = f"{Path(source).name}-{split}-{data._fingerprint[:8]}"
     return name, ((number, dict(row)) for number, row in enumerate(data, start=1))

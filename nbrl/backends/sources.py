@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from nbrl.errors import ConfigError
 from nbrl.types import Prompts
+from nbrl.types.columns import with_columns
 from nbrl.types.samples import PROMPT_COLUMNS
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -77,8 +78,9 @@ def prompts_source(prompts: Prompts, *, seed: int, name: str = "prompts") -> Pro
         epochs = places // size
         order = {e: seeded_order(size, f"{seed}/{e}") for e in np.unique(epochs).tolist()}
         rows = np.array([order[e][p % size] for e, p in zip(epochs, places, strict=True)])
-        drawn = prompts.take(rows)
-        return _marked(drawn, rows, epochs) if len(np.unique(rows)) < k else drawn
+        if len(np.unique(rows)) == k:
+            return prompts.take(rows)
+        return Prompts(table=_marked(prompts.table, rows, epochs), spec=prompts.spec)
 
     return PromptSource(
         name=name, fingerprint=fingerprint(prompts), size=size, seed=seed, draw=draw
@@ -114,14 +116,13 @@ def prompts_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist([dict(row) for row in rows], schema=PROMPT_COLUMNS)
 
 
-def _marked(drawn: Prompts, rows: np.ndarray, epochs: np.ndarray) -> Prompts:
-    """The draw with the ids of rows that come a second time made distinct."""
+def _marked(table: pa.Table, rows: np.ndarray, epochs: np.ndarray) -> pa.Table:
+    """These rows, with the ids of those that come a second time made distinct."""
+    drawn = table.take(pa.array(rows, pa.int64()))
     ids, seen = [], set()
     for prompt_id, row, epoch in zip(
-        drawn.table.column("prompt_id").to_pylist(), rows.tolist(), epochs.tolist(), strict=True
+        drawn.column("prompt_id").to_pylist(), rows.tolist(), epochs.tolist(), strict=True
     ):
         ids.append(f"{prompt_id}+{epoch}" if row in seen else prompt_id)
         seen.add(row)
-    at = drawn.table.column_names.index("prompt_id")
-    table = drawn.table.set_column(at, "prompt_id", pa.array(ids, pa.string()))
-    return Prompts(table=table, spec=drawn.spec)
+    return with_columns(drawn, {"prompt_id": pa.array(ids, pa.string())})

@@ -1,5 +1,9 @@
-"""Finds a reward's code, its form by its parameter names, and a fingerprint of its source."""
+"""Finds a reward's code, its form by its parameter names, and a fingerprint of its source.
 
+May import ``errors`` and its neighbour ``fingerprints``.
+"""
+
+import functools
 import hashlib
 import importlib.util
 import inspect
@@ -10,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from nbrl.backends.rewards.fingerprints import fingerprint_of
 from nbrl.errors import ConfigError, RewardError
 
 SAMPLE_PARAMETERS = ("prompt", "response", "label", "messages", "metadata", "rollout")
@@ -24,7 +29,9 @@ class RewardFn:
 
     ``form`` is ``sample`` (called once a sample), ``trl`` (``completions``, ``prompts`` and columns
     of the data, once for all) or ``openrlhf`` (``queries, prompts, labels``, once for all).
-    ``fingerprint`` changes where the source, or a value that the function closes over, does.
+    ``parameters`` are the names that are bound, ``required`` those without a default.
+    ``takes_more`` says that the function has ``**kwargs``, which get what the form has besides.
+    ``fingerprint`` is the hash of a file's whole text, or what ``fingerprints`` describes.
 
     Example: ``def reward(response, label)`` has the form ``sample`` and the parameters
     ``("response", "label")``.
@@ -34,6 +41,8 @@ class RewardFn:
     function: Callable[..., Any]
     form: str
     parameters: tuple[str, ...]
+    required: tuple[str, ...]
+    takes_more: bool
     fingerprint: str
 
 
@@ -48,38 +57,41 @@ def load_reward(reward: Any) -> RewardFn:
             that no form has.
         RewardError: The file cannot be run.
     """
+    if isinstance(reward, type):
+        raise ConfigError(
+            f"a reward is a function or an object; got the class {reward!r}. Make one of it."
+        )
     if callable(reward):
-        return _described(reward, _name_of(reward), _source(reward))
+        return _described(reward, _name_of(reward), fingerprint_of(reward))
     if not isinstance(reward, str | Path):
         raise ConfigError(
-            f"a reward is a callable or a path to a .py file; got {type(reward).__name__} {reward!r}."
+            "a reward is a callable or a path to a .py file; got "
+            f"{type(reward).__name__} {reward!r}."
         )
-    path, _, wanted = str(reward).partition(":")
-    file = Path(path)
+    path, colon, wanted = str(reward).rpartition(".py:")
+    file, wanted = (Path(f"{path}.py"), wanted) if colon else (Path(reward), "")
     if file.suffix != ".py" or not file.is_file():
         raise ConfigError(
-            f"reward {str(reward)!r}: there is no Python file {str(file.absolute())!r}. Pass a callable, "
-            "'file.py' or 'file.py:name'."
+            f"reward {str(reward)!r}: there is no Python file {str(file.absolute())!r}. Pass a "
+            "callable, 'file.py' or 'file.py:name'."
         )
-    module = _run(file)
-    function = _find(module, file, wanted)
-    name = wanted if wanted else file.stem
-    return _described(function, name, file.read_text(encoding="utf-8") + "\0" + wanted)
-
-
-def _run(file: Path) -> ModuleType:
     text = file.read_bytes()
+    function = _find(_run(file, text), file, wanted)
+    digest = hashlib.sha256(text + b"\0" + wanted.encode()).hexdigest()
+    return _described(function, wanted or file.stem, digest)
+
+
+def _run(file: Path, text: bytes) -> ModuleType:
     name = f"nbrl_reward_{file.stem}_{hashlib.sha256(text).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickling look a function's module up by its name.
     sys.modules[name] = module
     try:
         # Compiled here from the bytes just read: an import may take a stale cache file for them.
-        exec(compile(text, str(file), "exec"), module.__dict__)  # noqa: S102
-    except Exception as error:  # noqa: BLE001 -- a user's file may raise anything
+        exec(compile(text, str(file), "exec"), module.__dict__)
+    except Exception as error:
         del sys.modules[name]
         raise RewardError(
             f"reward file {file} cannot be run: {type(error).__name__}: {error}. Fix the file."
@@ -100,73 +112,64 @@ def _find(module: ModuleType, file: Path, wanted: str) -> Callable[..., Any]:
     )
 
 
-def _described(function: Callable[..., Any], name: str, source: str) -> RewardFn:
-    form, parameters = _form(function, name)
-    digest = hashlib.sha256(source.encode("utf-8", "replace"))
-    for value in _closed_over(function):
-        digest.update(value.encode("utf-8", "replace"))
+def _described(function: Callable[..., Any], name: str, fingerprint: str) -> RewardFn:
+    free = _free_parameters(function, name)
+    more = any(p.kind is p.VAR_KEYWORD for p in free.values())
+    named = {n: p for n, p in free.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    positional = [n for n, p in free.items() if p.kind is p.POSITIONAL_ONLY]
+    required = tuple(n for n, p in named.items() if p.default is inspect.Parameter.empty)
+    form, parameters, unknown = _form(tuple(named), required)
+    if positional or unknown or not (parameters or more):
+        wrong = [*positional, *unknown]
+        raise ConfigError(
+            f"reward {name!r} has the parameters {list(free)}; "
+            + (f"{wrong} cannot be bound by name. " if wrong else "none of them can be bound. ")
+            + f"Use names among {', '.join(SAMPLE_PARAMETERS)} (one sample a call), 'completions' "
+            "with 'prompts' and columns of the data (TRL's form), or queries, prompts, labels "
+            "(OpenRLHF's)."
+        )
     return RewardFn(
         name=name,
         function=function,
         form=form,
         parameters=parameters,
-        fingerprint=digest.hexdigest(),
+        required=required,
+        takes_more=more,
+        fingerprint=fingerprint,
     )
 
 
-def _form(function: Callable[..., Any], name: str) -> tuple[str, tuple[str, ...]]:
-    """The form of a function by the names of its parameters."""
-    signature = inspect.signature(function)
-    kinds = {p.name: p for p in signature.parameters.values()}
-    named = tuple(
-        n for n, p in kinds.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    )
-    takes_more = any(p.kind is p.VAR_KEYWORD for p in kinds.values())
-    if "completions" in named:
-        return "trl", named + (("**",) if takes_more else ())
-    if named[:3] == OPENRLHF_PARAMETERS:
-        return "openrlhf", OPENRLHF_PARAMETERS
-    required = [n for n in named if kinds[n].default is inspect.Parameter.empty]
-    unknown = [n for n in required if n not in SAMPLE_PARAMETERS]
-    known = tuple(n for n in named if n in SAMPLE_PARAMETERS)
-    if unknown or not known:
+def _free_parameters(function: Callable[..., Any], name: str) -> Mapping[str, inspect.Parameter]:
+    """The parameters that are still to be given; a partial's fixed ones are not."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError as error:
         raise ConfigError(
-            f"reward {name!r} has the parameters {list(kinds)}; "
-            + (f"{unknown} cannot be bound. " if unknown else "none of them can be bound. ")
-            + f"Use names among {', '.join(SAMPLE_PARAMETERS)} (one sample a call), 'completions' with "
-            "'prompts' and columns of the data (TRL's form), or queries, prompts, labels (OpenRLHF's)."
+            f"reward {name!r} does not tell its parameters; wrap it in a function that names them."
+        ) from error
+    fixed = function.keywords if isinstance(function, functools.partial) else {}
+    return {n: p for n, p in parameters.items() if n not in fixed}
+
+
+def _form(
+    named: tuple[str, ...], required: tuple[str, ...]
+) -> tuple[str, tuple[str, ...], list[str]]:
+    """The form that the names stand for, the names to bind, and the required ones it lacks."""
+    if "completions" in named:
+        # Which other columns there are, the data says.
+        return "trl", named, []
+    if named[:3] == OPENRLHF_PARAMETERS:
+        return (
+            "openrlhf",
+            OPENRLHF_PARAMETERS,
+            [n for n in required if n not in OPENRLHF_PARAMETERS],
         )
-    return "sample", known
+    known = tuple(n for n in named if n in SAMPLE_PARAMETERS)
+    return "sample", known, [n for n in required if n not in SAMPLE_PARAMETERS]
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    named: Mapping[str, Any] = {"__name__": type(function).__name__} | (
-        {"__name__": function.__name__} if inspect.isroutine(function) else {}
-    )
-    return "reward" if named["__name__"] == "<lambda>" else named["__name__"]
-
-
-def _source(function: Callable[..., Any]) -> str:
-    """The source, or the bytecode with its constants where the source is nowhere to be found."""
-    target = function if inspect.isroutine(function) else type(function)
-    try:
-        return inspect.getsource(target)
-    except (OSError, TypeError):
-        code = inspect.unwrap(function).__code__ if inspect.isfunction(function) else None
-        return repr(function) if code is None else f"{code.co_code.hex()}{code.co_consts!r}"
-
-
-def _closed_over(function: Callable[..., Any]) -> list[str]:
-    """What the function's defaults and closure hold, as text; objects without a stable text by type."""
-    if not inspect.isfunction(function):
-        return []
-    cells = inspect.getclosurevars(function).nonlocals
-    return [f"{n}={_stable(v)}" for n, v in sorted(cells.items())] + [
-        _stable(function.__defaults__),
-        _stable(function.__kwdefaults__),
-    ]
-
-
-def _stable(value: Any) -> str:
-    plain = isinstance(value, str | bytes | int | float | bool | tuple | list | dict | set | None)
-    return repr(value) if plain else type(value).__qualname__
+    if isinstance(function, functools.partial):
+        return _name_of(function.func)
+    name = function.__name__ if inspect.isroutine(function) else type(function).__name__
+    return "reward" if name == "<lambda>" else name
