@@ -1,6 +1,7 @@
 """The one forward pass: what a model says of the response tokens of a micro-batch.
 
-May import ``protocols`` and torch. Nothing here switches gradients on or off; the caller does.
+May import ``prefix``, ``protocols`` and torch. Nothing here switches gradients on or off; the
+caller does.
 Every column ``[n, T]`` is aligned with ``MicroBatch.mask``: entry ``t`` belongs to the token at
 ``prompt_width + t`` and is read from the position before it.
 """
@@ -12,17 +13,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from nbrl.backends.prefix import shared_inputs
 from nbrl.protocols import MicroBatch
 
 
 def response_logits(module: nn.Module, batch: MicroBatch) -> Tensor:
     """Logits that score the response tokens, float32, ``[n, T, V]``; not divided by a temperature.
 
-    Logits of prompt positions are never computed, and the last token is not fed, since nothing
-    is scored by it. The head works in float32 whatever the dtype of the module: bfloat16 logits
-    lose the second digit of a log-prob.
+    Logits of prompt positions are never computed, prompts that rows share go through the layers
+    once, and the last token is not fed, since nothing is scored by it. The head works in float32
+    whatever the dtype of the module: bfloat16 logits lose the second digit of a log-prob.
     """
-    inputs = {**_inputs(batch), "use_cache": False, "logits_to_keep": batch.mask.shape[1]}
+    inputs = shared_inputs(module, batch) or {**_inputs(batch), "use_cache": False}
+    inputs["logits_to_keep"] = batch.mask.shape[1]
     head = cast(Any, module).get_output_embeddings()
     weights = dict(head.named_parameters())
     if all(weight.dtype == torch.float32 for weight in weights.values()):

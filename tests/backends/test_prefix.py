@@ -1,0 +1,84 @@
+"""Sharing prompts changes the work, not the logits or the gradients."""
+
+import numpy as np
+import pytest
+import torch
+
+from nbrl.backends import forward, prefix
+from nbrl.backends.models import LoadedModel, load_policy
+from nbrl.config import Lora, Model
+from nbrl.protocols import MicroBatch
+
+
+def grouped_batch(lengths: list[int], n: int = 4, longest: int = 6) -> MicroBatch:
+    """``n`` answers of 1 to ``longest`` tokens to one prompt of each of these lengths, mixed."""
+    rng = np.random.default_rng(0)
+    width, rows = max(lengths), []
+    for length in lengths:
+        prompt = rng.integers(2, 98, length)
+        for _ in range(n):
+            answer = rng.integers(2, 98, rng.integers(1, longest + 1))
+            rows.append(np.pad(np.r_[prompt, answer], (width - length, longest - len(answer))))
+    order = rng.permutation(len(rows))
+    ids = torch.from_numpy(np.stack(rows)[order])
+    return MicroBatch(
+        rows=order,
+        input_ids=ids,
+        attention_mask=ids > 0,
+        prompt_width=width,
+        mask=ids[:, width:] > 0,
+        temperature=torch.ones(len(rows)),
+    )
+
+
+def scored(module: torch.nn.Module, batch: MicroBatch) -> tuple[torch.Tensor, dict]:
+    """The log-probs that count, and the gradient of a weighted sum of them."""
+    module.zero_grad()
+    found = forward.response_logprobs(module, batch)[batch.mask]
+    (found * torch.linspace(-1, 1, len(found))).sum().backward()
+    named = module.named_parameters()
+    return found.detach(), {n: p.grad.clone() for n, p in named if p.grad is not None}
+
+
+@pytest.mark.parametrize("lengths", [[7, 7, 7], [9, 4, 1, 6]])
+@pytest.mark.parametrize("lora", [None, Lora(rank=2)])
+def test_shared_prompts_give_the_plain_logprobs_and_gradients(
+    random_checkpoint: str,
+    lengths: list[int],
+    lora: Lora | None,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    module = load_policy(Model(random_checkpoint, lora=lora)).module
+    batch = grouped_batch(lengths)
+    assert prefix.shared_inputs(module, batch) is None
+    plain, plain_gradient = scored(module, batch)
+    monkeypatch.setattr(prefix, "WORTH_TOKENS", 0)
+    assert prefix.shared_inputs(module, batch) is not None
+    shared, shared_gradient = scored(module, batch)
+    torch.testing.assert_close(shared, plain, atol=1e-4, rtol=1e-5)
+    assert shared_gradient.keys() == plain_gradient.keys()
+    for name, gradient in plain_gradient.items():
+        torch.testing.assert_close(shared_gradient[name], gradient, atol=1e-3, rtol=1e-4)
+
+
+def test_each_prompt_goes_through_the_layers_once(
+    random_policy: LoadedModel, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(prefix, "WORTH_TOKENS", 0)
+    batch, fed = grouped_batch([7, 7, 7]), []
+    layer = random_policy.module.model.layers[0]
+    layer.register_forward_pre_hook(lambda _, given: fed.append(tuple(given[0].shape[:2])))
+    forward.response_logits(random_policy.module, batch)
+    assert fed == [(3, 6), (12, 6)]  # three prompts without their last token, then that and answers
+
+
+def test_the_plain_pass_is_taken_where_sharing_would_not_do(
+    random_policy: LoadedModel, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(prefix, "WORTH_TOKENS", 0)
+    module = random_policy.module
+    assert prefix.shared_inputs(module, grouped_batch([5, 6, 7], n=1)) is None  # nothing shared
+    assert prefix.shared_inputs(module, grouped_batch([1, 1])) is None  # nothing before the last
+    assert prefix.shared_inputs(module, grouped_batch([5, 6])) is not None
+    module.gradient_checkpointing_enable()
+    assert prefix.shared_inputs(module, grouped_batch([5, 6])) is None
