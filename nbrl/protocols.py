@@ -100,11 +100,11 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LossTerms:
-    """What a loss says of a batch: metrics, and token columns a micro-batch (``ratio, clipped, loss``)."""
+    """What a loss says of a batch: metrics, and the token columns ``ratio, clipped, loss``."""
 
     metrics: Mapping[str, Metric]
     tokens: Sequence[Mapping[str, Tensor]]
-    """One mapping a micro-batch, each tensor ``[n, T]``, in the order of the micro-batches given."""
+    """One mapping a micro-batch, each tensor ``[n, T]``, in the order they were given."""
     sketch: np.ndarray | None = None
     """A seeded random projection of the gradient, float32 ``[D]``; from ``probe`` only."""
 
@@ -116,13 +116,13 @@ class Trainer(Protocol):
     def annotate(
         self, batches: Sequence[MicroBatch], wanted: Sequence[str], advance: Advance
     ) -> dict[str, list[Tensor]]:
-        """Token columns ``[n, T]`` a micro-batch, of ``old_logprobs, ref_logprobs, values, entropy``."""
+        """Of ``old_logprobs, ref_logprobs, values, entropy``: a column ``[n, T]`` a micro-batch."""
         ...
 
     def probe(
         self, batches: Sequence[MicroBatch], losses: Mapping[str, PolicyLoss], advance: Advance
     ) -> dict[str, LossTerms]:
-        """Each loss's value, metrics and gradient sketch on one shared forward pass; changes nothing."""
+        """Each loss's value, metrics and gradient sketch on one forward pass; changes nothing."""
         ...
 
     def step(
