@@ -2,7 +2,7 @@
 
 Every row starts at column 0, whatever its length, so rows of different ages stand side by side.
 The rows in use are always the first ones: a finished row's place is taken by the last row, which
-costs a copy of that row only. Memory is reserved once and touched when it is written.
+costs a copy of that row only. Memory is reserved once and cleared as the answers grow into it.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
+
+CLEARED_AHEAD = 8
+"""Columns that are cleared together with the one that is needed."""
 
 
 class Cursor:
@@ -54,14 +57,11 @@ class SlotLayer(CacheLayerMixin):
     values: Any
 
     def __init__(self, cursor: Cursor, like: CacheLayerMixin, rows: int, columns: int) -> None:
-        """Zeros for this many rows and columns, shaped like a prefilled layer.
-
-        Zeros and not garbage: what a mask hides still meets a weight of 0, and 0 * nan is nan.
-        """
+        """Memory for this many rows and columns, shaped like a prefilled layer."""
         self.cursor = cursor
         self.is_initialized = True
-        self.keys = _zeros(_tensor(like.keys), rows, columns)
-        self.values = _zeros(_tensor(like.values), rows, columns)
+        self.keys = _room(_tensor(like.keys), rows, columns)
+        self.values = _room(_tensor(like.values), rows, columns)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: memory is there from the start."""
@@ -99,6 +99,7 @@ class SlotCache:
         self.cursor = Cursor()
         self.layers = [SlotLayer(self.cursor, layer, rows, columns) for layer in prefilled]
         self.cache = Cache(layers=[*self.layers])
+        self.cleared = 0
 
     @property
     def columns(self) -> int:
@@ -113,6 +114,7 @@ class SlotCache:
     def admit(self, prefilled: Sequence[CacheLayerMixin], sources: Tensor, first: int) -> None:
         """Copy row ``sources[i]`` of the prefilled layers to row ``first + i``."""
         rows = slice(first, first + len(sources))
+        self.reserve(_tensor(prefilled[0].keys).shape[2])
         for layer, ready in zip(self.layers, prefilled, strict=True):
             pairs = ((layer.keys, ready.keys), (layer.values, ready.values))
             for held, new in pairs:
@@ -126,13 +128,23 @@ class SlotCache:
                 held[targets, :, :width] = held[sources, :, :width]
 
     def reserve(self, columns: int) -> None:
-        """Make room for at least this many columns; it grows by half, so that growing is rare."""
-        if columns <= self.columns:
+        """Make at least this many columns ready; memory grows by half, so that growing is rare.
+
+        Ready columns hold no garbage in any row: what a mask hides still meets a weight of 0, and
+        0 * nan is nan.
+        """
+        if columns <= self.cleared:
             return
-        wanted = max(columns, self.columns * 3 // 2)
+        if columns > self.columns:
+            wanted = max(columns, self.columns * 3 // 2)
+            for layer in self.layers:
+                layer.keys = _widened(layer.keys, wanted, self.cleared)
+                layer.values = _widened(layer.values, wanted, self.cleared)
+        fresh = slice(self.cleared, min(self.columns, columns + CLEARED_AHEAD))
         for layer in self.layers:
-            layer.keys = _widened(layer.keys, wanted)
-            layer.values = _widened(layer.values, wanted)
+            layer.keys[:, :, fresh] = 0
+            layer.values[:, :, fresh] = 0
+        self.cleared = fresh.stop
 
 
 def _tensor(held: Tensor | None) -> Tensor:
@@ -140,11 +152,11 @@ def _tensor(held: Tensor | None) -> Tensor:
     return held
 
 
-def _zeros(like: Tensor, rows: int, columns: int) -> Tensor:
-    return like.new_zeros(rows, like.shape[1], columns, like.shape[3])
+def _room(like: Tensor, rows: int, columns: int) -> Tensor:
+    return like.new_empty(rows, like.shape[1], columns, like.shape[3])
 
 
-def _widened(held: Tensor, columns: int) -> Tensor:
-    fresh = _zeros(held, held.shape[0], columns)
-    fresh[:, :, : held.shape[2]] = held
+def _widened(held: Tensor, columns: int, used: int) -> Tensor:
+    fresh = _room(held, held.shape[0], columns)
+    fresh[:, :, :used] = held[:, :, :used]
     return fresh
