@@ -187,6 +187,10 @@ def _load_causal(model: Model, source: _Source) -> PreTrainedModel:
             f"of {type(module).__name__}, e.g. {lacking[:3]}; they would be random. Pass a "
             "checkpoint of a causal language model."
         )
+    if source.gguf_file is not None:
+        # The weights are plain floats after loading; with the marks left on, the model can neither
+        # be trained by others nor saved as an ordinary checkpoint.
+        module.hf_quantizer.remove_quantization_config(module)
     return module
 
 

@@ -132,6 +132,7 @@ def test_the_bundled_real_model_knows_its_sums():
     policy = load_policy(Model("smollm2-135m-instruct"))
     assert policy.eos_ids == (2,)
     assert policy.context_length == 8192
+    assert "quantization_config" not in policy.module.config.to_dict()
     asked = [{"role": "user", "content": "What is 7 + 5?"}]
     ids = policy.tokenizer.apply_chat_template(
         asked, add_generation_prompt=True, return_tensors="pt", return_dict=True
