@@ -1,9 +1,9 @@
-"""Makes the tiny model: ``python -m nbrl.assets.make_tiny OUT``; needs torch, transformers, tokenizers.
+"""Makes the tiny model: ``python -m nbrl.assets.make_tiny OUT``; imports torch, transformers.
 
 A character-level tokenizer and a Qwen2 of 0.3 million parameters that has read a book of sums
-in which many answers are wrong. It knows addition, and it has learned to blunder as often as
-the book does: reinforcement learning has something to take away. Held-out sums are not in the
-book. Everything is drawn from one seed.
+in which many answers are wrong and many end in a doubtful ``?``. It knows addition, and it has
+learned to blunder and to doubt as often as the book does: reinforcement learning has something
+to take away. Held-out sums are not in the book. Everything is drawn from one seed.
 """
 
 import argparse
@@ -17,14 +17,17 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 from nbrl.backends.arithmetic import pairs
 
 PAD, EOS = "<pad>", "<eos>"
+PAD_ID, EOS_ID = 0, 1
 CHARACTERS = "\n" + "".join(chr(c) for c in range(32, 127))
 SEED = 20250
-STEPS = 1600
+STEPS = 1000
 BATCH = 256
 PEAK_LR = 2e-3
 WARMUP = 100
-BLUNDERS = 0.6
+BLUNDERS = 0.28
 """The share of answers in the book that are wrong."""
+DOUBTS = 0.45
+"""The share of answers in the book that end in a question mark, which makes them wrong too."""
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -58,29 +61,28 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
         max_position_embeddings=256,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=EOS_ID,
+        pad_token_id=PAD_ID,
     )
     model = Qwen2ForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)
     return model
 
 
 def blunder(answer: int, rng: np.random.Generator) -> int:
-    """A wrong answer of the kind people give: one or ten off, or the carry forgotten."""
+    """A wrong answer of the kind people give: one, two or ten off."""
     near = [answer + d for d in (-10, -2, -1, 1, 2, 10) if answer + d >= 0]
     return int(rng.choice(near))
 
 
 def book_page(rng: np.random.Generator, size: int) -> list[str]:
-    """``size`` lines ``a+b=c`` of the training split, some of them wrong."""
+    """``size`` lines ``a+b=c`` of the training split, some of them wrong or in doubt."""
     known = pairs("train")
     lines = []
     for a, b in known[rng.integers(len(known), size=size)].tolist():
         c = blunder(a + b, rng) if rng.random() < BLUNDERS else a + b
-        lines.append(f"{a}+{b}={c}{EOS}")
+        doubt = "?" if rng.random() < DOUBTS else ""
+        lines.append(f"{a}+{b}={c}{doubt}{EOS}")
     return lines
 
 
@@ -88,16 +90,16 @@ def _batch(
     tokenizer: PreTrainedTokenizerFast, lines: list[str]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Ids, attention mask, and labels that are -100 but on the answer and its end."""
-    rows = [tokenizer(line)["input_ids"] for line in lines]
+    rows = tokenizer(lines)["input_ids"]
     width = max(map(len, rows))
-    ids = torch.full((len(rows), width), tokenizer.pad_token_id)
+    ids = torch.full((len(rows), width), PAD_ID)
     labels = torch.full((len(rows), width), -100)
     equals = tokenizer.convert_tokens_to_ids("=")
     for i, row in enumerate(rows):
         ids[i, : len(row)] = torch.tensor(row)
         at = row.index(equals) + 1
         labels[i, at : len(row)] = torch.tensor(row[at:])
-    return ids, (ids != tokenizer.pad_token_id).long(), labels
+    return ids, (ids != PAD_ID).long(), labels
 
 
 def _lr(step: int, steps: int) -> float:
@@ -127,7 +129,7 @@ def train(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16().float())
-    return float(loss)
+    return float(loss.detach())
 
 
 def make(out: Path, *, steps: int = STEPS, seed: int = SEED) -> None:
@@ -145,4 +147,6 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=STEPS)
     given = parser.parse_args()
+    # One thread adds in one order: the weights do not depend on the number of cores.
+    torch.set_num_threads(1)
     make(given.out, steps=given.steps)
