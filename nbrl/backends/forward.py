@@ -6,14 +6,14 @@ Every column ``[n, T]`` is aligned with ``MicroBatch.mask``: entry ``t`` belongs
 ``prompt_width + t`` and is read from the position before it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nbrl.backends.prefix import shared_inputs
+from nbrl.backends.prefix import shared_logits
 from nbrl.protocols import MicroBatch
 
 
@@ -24,17 +24,12 @@ def response_logits(module: nn.Module, batch: MicroBatch) -> Tensor:
     once, and the last token is not fed, since nothing is scored by it. The head works in float32
     whatever the dtype of the module: bfloat16 logits lose the second digit of a log-prob.
     """
-    inputs = shared_inputs(module, batch) or {**_inputs(batch), "use_cache": False}
-    inputs["logits_to_keep"] = batch.mask.shape[1]
-    head = cast(Any, module).get_output_embeddings()
-    weights = dict(head.named_parameters())
-    if all(weight.dtype == torch.float32 for weight in weights.values()):
-        return module(**inputs).logits
-    place = next(name for name, submodule in module.named_modules() if submodule is head)
-    wide = {f"{place}.{name}": weight.float() for name, weight in weights.items()}
-    with _float32_input(head):
-        output = torch.func.functional_call(module, wide, kwargs=inputs, tie_weights=False)
-    return output.logits
+    with _float32_head(module) as call:
+        logits = shared_logits(module, batch, call)
+        if logits is None:
+            width = batch.mask.shape[1]
+            logits = call({**_inputs(batch), "use_cache": False, "logits_to_keep": width})
+    return logits
 
 
 def response_log_softmax(module: nn.Module, batch: MicroBatch) -> Tensor:
@@ -84,9 +79,21 @@ def _inputs(batch: MicroBatch) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _float32_input(head: nn.Module) -> Iterator[None]:
+def _float32_head(module: Any) -> Iterator[Callable[[dict[str, Any]], Tensor]]:
+    """Calls the module with these inputs; its head computes logits in float32."""
+    head = module.get_output_embeddings()
+    weights = dict(head.named_parameters())
+    if all(weight.dtype == torch.float32 for weight in weights.values()):
+        yield lambda inputs: module(**inputs).logits
+        return
+    place = next(name for name, submodule in module.named_modules() if submodule is head)
+    wide = {f"{place}.{name}": weight.float() for name, weight in weights.items()}
+
+    def call(inputs: dict[str, Any]) -> Tensor:
+        return torch.func.functional_call(module, wide, kwargs=inputs, tie_weights=False).logits
+
     handle = head.register_forward_pre_hook(lambda _, arguments: (arguments[0].float(),))
     try:
-        yield
+        yield call
     finally:
         handle.remove()

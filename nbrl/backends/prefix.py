@@ -1,10 +1,11 @@
 """Prompts that several rows of a micro-batch share go through the model once, gradients included.
 
 May import ``protocols``, torch and transformers. The rows of a group differ in their answers only,
-so the keys and values of all prompt tokens but the last are computed once a prompt and handed to
-its rows. Logits and gradients are those of the plain pass up to rounding.
+so keys and values of the prompt, and the logits of the first response token, are computed once a
+prompt and handed to its rows. Logits and gradients are those of the plain pass up to rounding.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,47 +19,59 @@ WORTH_TOKENS = 512
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def shared_inputs(module: nn.Module, batch: MicroBatch) -> dict[str, Any] | None:
-    """What to call the module with, after the shared prompts went through it; ``None`` if in vain.
+def shared_logits(
+    module: nn.Module, batch: MicroBatch, call: Callable[[dict[str, Any]], Tensor]
+) -> Tensor | None:
+    """Logits ``[n, T, V]`` of the response tokens; ``None`` where sharing would be in vain.
 
-    The call gives logits ``[n, T, V]`` with ``logits_to_keep=T``: it feeds the last prompt token
-    and all response tokens but the last. It is in vain where too few rows share a prompt, and
-    not possible under gradient checkpointing, which drops caches, or with layers that keep
-    something else than keys and values.
+    That is where too few rows share a prompt, under gradient checkpointing, which drops caches,
+    or with layers that keep something else than keys and values.
+
+    Args:
+        module: The model.
+        batch: The micro-batch.
+        call: Calls the module with these inputs and gives its logits.
     """
-    left, width = batch.prompt_width - 1, batch.mask.shape[1]
-    if len(batch.rows) * left <= WORTH_TOKENS or not _keeps_keys(module):
+    width = batch.prompt_width
+    if len(batch.rows) * width <= WORTH_TOKENS or not _keeps_keys(module):
         return None
-    present = batch.attention_mask[:, :left]
-    marked = torch.where(present, batch.input_ids[:, :left], -1)
+    present = batch.attention_mask[:, :width]
+    marked = torch.where(present, batch.input_ids[:, :width], -1)
     prompts, of = marked.unique(dim=0, return_inverse=True)
-    if (len(of) - len(prompts)) * left <= WORTH_TOKENS:
+    if (len(of) - len(prompts)) * width <= WORTH_TOKENS:
         return None
-    cache = _prefilled(module, prompts)
+    cache: Any = DynamicCache()
+    first = call(_prompt_inputs(prompts) | {"past_key_values": cache}).index_select(0, of)
+    length = batch.mask.shape[1] - 1
+    if length == 0:
+        return first
     for layer in cache.layers:
         layer.keys = layer.keys.index_select(0, of)
         layer.values = layer.values.index_select(0, of)
     inputs = {
-        "input_ids": batch.input_ids[:, left:-1],
+        "input_ids": batch.input_ids[:, width:-1],
+        "position_ids": present.sum(1, keepdim=True) + torch.arange(length, device=of.device),
         "past_key_values": cache,
         "use_cache": True,
-        "position_ids": present.sum(1, keepdim=True) + torch.arange(width, device=present.device),
+        "logits_to_keep": length,
     }
     if not bool(present.all()):
         inputs["attention_mask"] = batch.attention_mask[:, :-1].long()
-    return inputs
+    return torch.cat([first, call(inputs)], dim=1)
 
 
-def _prefilled(module: nn.Module, prompts: Tensor) -> Any:
-    """The cache of these prompts, ids ``[P, L]`` with -1 in front of the shorter ones."""
-    cache = DynamicCache()
+def _prompt_inputs(prompts: Tensor) -> dict[str, Any]:
+    """What runs these prompts, ids ``[P, L]`` with -1 in front of the shorter ones."""
+    inputs: dict[str, Any] = {
+        "input_ids": prompts.clamp(min=0),
+        "use_cache": True,
+        "logits_to_keep": 1,
+    }
     present = prompts >= 0
-    inputs: dict[str, Any] = {"input_ids": prompts.clamp(min=0)}
     if not bool(present.all()):
         inputs["attention_mask"] = present.long()
         inputs["position_ids"] = (present.cumsum(1) - 1).clamp(min=0)
-    module(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    return cache
+    return inputs
 
 
 def _keeps_keys(module: Any) -> bool:

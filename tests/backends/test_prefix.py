@@ -31,6 +31,10 @@ def grouped_batch(lengths: list[int], n: int = 4, longest: int = 6) -> MicroBatc
     )
 
 
+def shared(module: torch.nn.Module, batch: MicroBatch) -> torch.Tensor | None:
+    return prefix.shared_logits(module, batch, lambda inputs: module(**inputs).logits)
+
+
 def scored(module: torch.nn.Module, batch: MicroBatch) -> tuple[torch.Tensor, dict]:
     """The log-probs that count, and the gradient of a weighted sum of them."""
     module.zero_grad()
@@ -41,21 +45,23 @@ def scored(module: torch.nn.Module, batch: MicroBatch) -> tuple[torch.Tensor, di
 
 
 @pytest.mark.parametrize("lengths", [[7, 7, 7], [9, 4, 1, 6]])
+@pytest.mark.parametrize("longest", [1, 6])
 @pytest.mark.parametrize("lora", [None, Lora(rank=2)])
 def test_shared_prompts_give_the_plain_logprobs_and_gradients(
     random_checkpoint: str,
     lengths: list[int],
+    longest: int,
     lora: Lora | None,
     monkeypatch: pytest.MonkeyPatch,
 ):
     module = load_policy(Model(random_checkpoint, lora=lora)).module
-    batch = grouped_batch(lengths)
-    assert prefix.shared_inputs(module, batch) is None
+    batch = grouped_batch(lengths, longest=longest)
+    assert shared(module, batch) is None
     plain, plain_gradient = scored(module, batch)
     monkeypatch.setattr(prefix, "WORTH_TOKENS", 0)
-    assert prefix.shared_inputs(module, batch) is not None
-    shared, shared_gradient = scored(module, batch)
-    torch.testing.assert_close(shared, plain, atol=1e-4, rtol=1e-5)
+    assert shared(module, batch) is not None
+    logprobs, shared_gradient = scored(module, batch)
+    torch.testing.assert_close(logprobs, plain, atol=1e-4, rtol=1e-5)
     assert shared_gradient.keys() == plain_gradient.keys()
     for name, gradient in plain_gradient.items():
         torch.testing.assert_close(shared_gradient[name], gradient, atol=1e-3, rtol=1e-4)
@@ -69,7 +75,7 @@ def test_each_prompt_goes_through_the_layers_once(
     layer = random_policy.module.model.layers[0]
     layer.register_forward_pre_hook(lambda _, given: fed.append(tuple(given[0].shape[:2])))
     forward.response_logits(random_policy.module, batch)
-    assert fed == [(3, 6), (12, 6)]  # three prompts without their last token, then that and answers
+    assert fed == [(3, 7), (12, 5)]  # three prompts, then the answers without their last token
 
 
 def test_the_plain_pass_is_taken_where_sharing_would_not_do(
@@ -77,8 +83,7 @@ def test_the_plain_pass_is_taken_where_sharing_would_not_do(
 ):
     monkeypatch.setattr(prefix, "WORTH_TOKENS", 0)
     module = random_policy.module
-    assert prefix.shared_inputs(module, grouped_batch([5, 6, 7], n=1)) is None  # nothing shared
-    assert prefix.shared_inputs(module, grouped_batch([1, 1])) is None  # nothing before the last
-    assert prefix.shared_inputs(module, grouped_batch([5, 6])) is not None
+    assert shared(module, grouped_batch([5, 6, 7], n=1)) is None  # nothing shared
+    assert shared(module, grouped_batch([5, 6])) is not None
     module.gradient_checkpointing_enable()
-    assert prefix.shared_inputs(module, grouped_batch([5, 6])) is None
+    assert shared(module, grouped_batch([5, 6])) is None
