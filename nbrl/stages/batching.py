@@ -22,6 +22,9 @@ from nbrl.types import columns as arrow
 MICRO_BATCH_COST = 256
 """What one more forward and backward pass costs, in padded tokens; no cut saves less."""
 
+MOST_BLOCKS = 1024
+"""Blocks of rows that the search for the best cuts looks at; its time grows with their square."""
+
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 
 
@@ -179,7 +182,7 @@ def _tight_parts(
     """The chosen rows cut into micro-batches, by the sort order that pads least."""
     p, t = prompt[chosen], response[chosen]
     best: tuple[float, list[np.ndarray]] = (np.inf, [])
-    for order in (np.lexsort((p, t)), np.lexsort((t, p)), np.argsort(p + t, kind="stable")):
+    for order in (np.lexsort((p, t)), np.lexsort((t, p)), np.lexsort((p, t, p + t))):
         cost, cuts = _cheapest_cuts(p[order], t[order], max_tokens)
         if cost < best[0]:
             best = (cost, [chosen[part] for part in np.split(order, cuts) if len(part)])
@@ -192,11 +195,9 @@ def _cheapest_cuts(
     """Where to cut sorted rows so that padded tokens plus the cost of each pass are least.
 
     ``best[j]``, the cost of the first ``j`` blocks, is the least over ``i < j`` of ``best[i]``
-    plus the cost of a micro-batch of blocks ``i..j-1``. A block is one row, or some neighbours
-    where there are thousands of rows.
+    plus the cost of a micro-batch of blocks ``i..j-1``.
     """
-    n, widest = len(prompt), int((prompt + response).max(initial=1))
-    edges = np.append(np.arange(0, n, max(1, min(n // 1024, max_tokens // widest))), n)
+    n, edges = len(prompt), _block_edges(prompt, response, max_tokens)
     wide_prompt = np.maximum.reduceat(prompt, edges[:-1]) if n else prompt
     wide_response = np.maximum.reduceat(response, edges[:-1]) if n else response
     blocks = len(edges) - 1
@@ -214,6 +215,21 @@ def _cheapest_cuts(
         j = int(cut_at[j])
         cuts.append(int(edges[j]))
     return float(best[blocks]), np.array(cuts[::-1], dtype=np.int64)
+
+
+def _block_edges(prompt: np.ndarray, response: np.ndarray, max_tokens: int) -> np.ndarray:
+    """Where blocks of sorted rows begin, and the end; no block is wider than ``max_tokens``.
+
+    A block is a run of rows of one shape, which no good cut divides, or some neighbours where
+    there are more than a thousand runs.
+    """
+    n, widest = len(prompt), int((prompt + response).max(initial=1))
+    most = max(1, max_tokens // widest)
+    changes = np.flatnonzero((np.diff(prompt) != 0) | (np.diff(response) != 0)) + 1
+    starts = np.union1d(np.arange(0, n, most), changes)
+    if len(starts) > MOST_BLOCKS:
+        starts = np.arange(0, n, max(1, min(n // MOST_BLOCKS, most)))
+    return np.append(starts, n)
 
 
 def _micro_batch(
