@@ -1,6 +1,6 @@
-"""1 where the answer is the label, to the character; 0 where it is not."""
+"""1 where the answer is the label, blanks around it aside; 0 where it is not."""
 
 
 def reward(response: str, label: str) -> float:
-    """Exact match, blanks around the answer aside."""
+    """Equality of characters: ``049`` is not ``49``."""
     return float(response.strip() == label.strip())

@@ -136,7 +136,7 @@ def _tiny() -> _Source:
     if not (folder / "config.json").is_file():
         raise ConfigError(
             f"Model('tiny'): the bundled checkpoint is not at {folder}; the installation is not "
-            "whole. Reinstall nbrl, or run scripts/make_tiny.py in a checkout of it."
+            f"whole. Reinstall nbrl, or run: python -m nbrl.assets.make_tiny {folder}"
         )
     return _Source(str(folder), None)
 

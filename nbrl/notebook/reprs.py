@@ -1,8 +1,10 @@
-"""Small static HTML for the values, taught to IPython by type; may import ``types`` and ``driver``.
+"""Small static HTML for the values, taught to IPython by type.
 
 Each is counts and a few rows as a plain table: at most 64 kB whatever the size, the same words
 without any style, nothing live. Text of models and data is escaped and cut, and characters that
 cannot be seen are named. The plain-text form stays the value's own ``repr``.
+
+May import ``types`` and its neighbour ``progress``.
 """
 
 import html

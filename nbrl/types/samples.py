@@ -144,8 +144,8 @@ class Rollouts:
     ``finish_reason`` is ``stop``, ``length``, ``interrupted`` or ``error``; ``truncated`` is
     True where the answer was cut (not where it ended with EOS at the limit). ``source`` marks
     each token as prompt (0), policy (1) or environment (2). ``rollout_logprobs`` are the
-    engine's, float32, at the sampling temperature. ``annotate`` adds ``old_logprobs``,
-    ``ref_logprobs``, ``values`` and ``entropy``.
+    engine's, float32, at ``temperature``: that of sampling, and 1 for greedy answers.
+    ``annotate`` adds ``old_logprobs``, ``ref_logprobs``, ``values`` and ``entropy``.
 
     Example: the prompt ``7+5=`` (4 tokens) answered with ``12`` and EOS is a row with
     ``token_ids`` of length 7, ``source`` ``[0,0,0,0,1,1,1]``, ``sample_id``

@@ -1,7 +1,7 @@
 """A micro-batch and a policy loss to one scalar with a gradient, and to metrics that add up.
 
-May import ``protocols``, ``types``, ``config``, ``functional`` and torch. A loss is a sum of four
-terms, one function each:
+May import ``protocols``, ``types``, ``config``, ``functional``, ``errors``, this room and torch. A
+loss is a sum of four terms, one function each:
 
     loss = policy + kl.coef * kl - entropy_coef * entropy + value_coef * value
 
