@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from nbrl.protocols import LossTerms, MicroBatch
 from nbrl.stages.batching import scatter
-from nbrl.types import SOURCE_POLICY, Advantaged, Metric, StepResult
-from nbrl.types.columns import ragged
+from nbrl.stages.shaping import policy_lengths
+from nbrl.types import Advantaged, Metric, StepResult
 
 
 def merge_terms(terms: Sequence[LossTerms]) -> dict[str, Metric]:
@@ -54,8 +54,7 @@ def batch_metrics(batch: Advantaged) -> dict[str, Metric]:
     n = len(batch)
     total = batch.scored.table.column("total").to_numpy()
     shaped = batch.table.column("reward").to_numpy()
-    source, offsets = ragged(rollouts.column("source"))
-    lengths = np.add.reduceat(source == SOURCE_POLICY, offsets[:-1])
+    lengths = policy_lengths(batch.scored.rollouts).numpy()
     truncated = rollouts.column("truncated").to_numpy()
     groups, first = np.unique(rollouts.column("group_id").to_numpy(), return_index=True)
     live = batch.table.column("live").to_numpy()[first]

@@ -211,8 +211,7 @@ def _region(scored: Scored) -> _Region:
     before = np.concatenate([[0], np.cumsum(policy)])
     seen = before[1:] - np.repeat(before[offsets[:-1]], lengths)
     inside = seen > 0
-    counted = np.concatenate([[0], np.cumsum(inside)])
-    widths = np.diff(counted[offsets])
+    widths = columns.row_sums(inside, offsets)
     grid = np.arange(widths.max(initial=0)) < widths[:, None]
     return _Region(offsets=offsets, policy=policy, inside=inside, grid=grid)
 

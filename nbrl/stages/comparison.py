@@ -114,9 +114,8 @@ def _frame(name: str, advantaged: Advantaged) -> pd.DataFrame:
     table = advantaged.table
     flat, offsets = columns.ragged(table.column("advantages"))
     mask, _ = columns.ragged(table.column("mask"))
-    sums = np.concatenate([[0.0], np.cumsum(np.where(mask, flat, 0.0), dtype=np.float64)])
-    counts = np.concatenate([[0], np.cumsum(mask)])
-    total, tokens = np.diff(sums[offsets]), np.diff(counts[offsets])
+    total = columns.row_sums(np.where(mask, flat, 0.0), offsets)
+    tokens = columns.row_sums(mask, offsets)
     return pd.DataFrame(
         {
             "estimator": name,

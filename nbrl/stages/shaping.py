@@ -110,8 +110,7 @@ def shaped_rewards(scored: Scored, shaping: Shaping) -> Float[Tensor, " N"]:
 def policy_lengths(rollouts: Rollouts) -> Int[Tensor, " N"]:
     """How many tokens of each sample the policy sampled."""
     source, offsets = columns.ragged(rollouts.table.column("source"))
-    before = np.concatenate([[0], np.cumsum(source == SOURCE_POLICY)])
-    return torch.from_numpy(np.diff(before[offsets]).astype(np.int64))
+    return torch.from_numpy(columns.row_sums(source == SOURCE_POLICY, offsets))
 
 
 def _left(keep: np.ndarray, out: np.ndarray, reason: str, dropped: dict[str, int]) -> np.ndarray:

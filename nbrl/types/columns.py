@@ -1,4 +1,7 @@
-"""Arrow columns: rows by id, ragged token lists, joins; knows tables, not what they mean."""
+"""Arrow columns: rows by id, ragged token lists, joins; knows tables, not what they mean.
+
+May import ``errors``.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -118,6 +121,12 @@ def ragged(column: pa.ChunkedArray | pa.ListArray) -> tuple[np.ndarray, np.ndarr
     offsets = array.offsets.to_numpy()
     flat = array.values.slice(offsets[0], offsets[-1] - offsets[0])
     return flat.to_numpy(zero_copy_only=False), (offsets - offsets[0]).astype(np.int64)
+
+
+def row_sums(flat: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """The sum of each row's flat values, all finite; 0 for an empty row. Of booleans: a count."""
+    wide = np.float64 if flat.dtype.kind == "f" else np.int64
+    return np.diff(np.concatenate([[0], np.cumsum(flat, dtype=wide)])[offsets])
 
 
 def ragged_column(flat: np.ndarray, offsets: np.ndarray, value_type: pa.DataType) -> pa.ListArray:

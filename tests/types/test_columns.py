@@ -45,6 +45,14 @@ def test_empty_rows_do_not_change_the_others(rows, value_type):
     assert column.to_pylist() == rows
 
 
+@given(rows=ROWS)
+def test_row_sums_are_those_of_each_row(rows):
+    flat, offsets = columns.ragged(columns.list_column(rows, pa.int32()))
+    assert columns.row_sums(flat, offsets).tolist() == [sum(row) for row in rows]
+    assert columns.row_sums(flat > 0, offsets).tolist() == [sum(x > 0 for x in r) for r in rows]
+    assert columns.row_sums(flat / 4, offsets).tolist() == [sum(row) / 4 for row in rows]
+
+
 def test_numbers_that_do_not_fit_are_refused():
     with pytest.raises((pa.ArrowInvalid, OverflowError)):
         columns.list_column([[2**40]], pa.int32())
