@@ -17,6 +17,8 @@ from nbrl.types import Metric
 
 Advance = Callable[[int, int], None]
 """Called by a worker with (units done, tokens done) since the last call."""
+ANNOTATIONS = ("old_logprobs", "ref_logprobs", "values", "entropy")
+"""The token columns that a trainer computes of samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +118,7 @@ class Trainer(Protocol):
     def annotate(
         self, batches: Sequence[MicroBatch], wanted: Sequence[str], advance: Advance
     ) -> dict[str, list[Tensor]]:
-        """Of ``old_logprobs, ref_logprobs, values, entropy``: a column ``[n, T]`` a micro-batch."""
+        """Of each wanted one of ``ANNOTATIONS``: a column ``[n, T]`` a micro-batch."""
         ...
 
     def probe(

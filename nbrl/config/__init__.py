@@ -17,7 +17,9 @@ from nbrl.config.settings import (
     Sampling,
     Shaping,
     Trainer,
+    is_changed,
     to_spec,
+    wants_reference,
 )
 
 __all__ = [
@@ -34,6 +36,8 @@ __all__ = [
     "Shaping",
     "Trainer",
     "check_config",
+    "is_changed",
     "kl_problems",
     "to_spec",
+    "wants_reference",
 ]

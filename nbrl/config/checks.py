@@ -20,6 +20,8 @@ from nbrl.config.settings import (
     Sampling,
     Shaping,
     Trainer,
+    is_changed,
+    wants_reference,
 )
 from nbrl.errors import all_problems
 from nbrl.functional.logprobs import KL_KINDS
@@ -106,7 +108,7 @@ def _shaping(c: Shaping) -> Iterator[str]:
     yield from _whole("Shaping.overlong_buffer", c.overlong_buffer, 1)
     yield from _bounded("Shaping.overlong_penalty", c.overlong_penalty, 0.0, open_low=True)
     yield from _bounded("Shaping.stop_properly", c.stop_properly, high=1.0)
-    if c.overlong_buffer is None and c.overlong_penalty != 1.0:
+    if c.overlong_buffer is None and is_changed(c, "overlong_penalty"):
         yield "Shaping.overlong_penalty has no effect without overlong_buffer; pass both"
 
 
@@ -125,10 +127,10 @@ def _policy_loss(c: PolicyLoss) -> Iterator[str]:
     row = SURROGATES.get(c.surrogate)
     if row is not None and c.dual_clip is not None and not row.uses_dual_clip:
         yield f"PolicyLoss.dual_clip has no effect with surrogate={c.surrogate!r}; drop it"
-    if row is not None and (c.eps_low, c.eps_high) != (0.2, 0.2) and not row.uses_eps:
+    if row is not None and is_changed(c, "eps_low", "eps_high") and not row.uses_eps:
         yield f"PolicyLoss.eps_low/high have no effect with surrogate={c.surrogate!r}; drop them"
     if c.correction is None:
-        if (c.correction_low, c.correction_high) != (0.5, 5.0):
+        if is_changed(c, "correction_low", "correction_high"):
             yield "PolicyLoss.correction_low/high have no effect without correction; name one"
     else:
         yield from _among("PolicyLoss.correction", c.correction, CORRECTIONS)
@@ -210,7 +212,7 @@ def _recipe(c: Recipe) -> Iterator[str]:
 
 def kl_problems(in_reward: KL | None, loss: PolicyLoss) -> Iterator[str]:
     """A problem where the KL penalty is asked for twice."""
-    if in_reward is not None and in_reward.coef > 0 and loss.kl is not None and loss.kl.coef > 0:
+    if wants_reference(in_reward) and wants_reference(loss.kl):
         yield "KL is in the reward (kl=) and in the loss (PolicyLoss.kl); choose one"
 
 

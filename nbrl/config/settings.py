@@ -198,6 +198,17 @@ class Recipe:
     epochs: int = 1
 
 
+def wants_reference(kl: KL | None) -> bool:
+    """Whether a penalty is asked for; one with the coefficient 0 is none."""
+    return kl is not None and kl.coef > 0
+
+
+def is_changed(component: Any, *names: str) -> bool:
+    """Whether one of these fields of some settings has another value than its default."""
+    plain = {f.name: f.default for f in dataclasses.fields(component)}
+    return any(getattr(component, name) != plain[name] for name in names)
+
+
 def to_spec(component: Any) -> Any:
     """The settings as plain JSON-able data, for the echo that every result carries."""
     if dataclasses.is_dataclass(component) and not isinstance(component, type):

@@ -1,6 +1,6 @@
 """Progress of a verb as data: nested bars, throttled, shown by a sink that is handed in.
 
-May import ``config`` and ``errors`` only; it draws nothing itself but plain lines.
+May import ``protocols``; it draws nothing itself but plain lines.
 """
 
 import sys
@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
+
+from nbrl.protocols import Advance
 
 MIN_SECONDS_BETWEEN_UPDATES = 0.25
 SECONDS_BETWEEN_PLAIN_LINES = 30.0
@@ -91,9 +93,6 @@ class Quiet:
 
     def show(self, bars: Sequence[Bar], final: bool) -> None:
         """Do nothing."""
-
-
-Advance = Callable[[int, int], None]
 
 
 class Progress:

@@ -1,6 +1,7 @@
 """What a session holds between verbs, and the guard that every verb passes.
 
-May import ``protocols``, ``types``, ``config``, ``errors`` and the rooms of ``driver`` below it.
+May import ``protocols``, ``types``, ``config``, ``errors``, ``backends.sources`` and its neighbours
+``progress`` and ``store``.
 """
 
 import gc
@@ -8,24 +9,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
+from nbrl.backends.sources import PromptSource
 from nbrl.driver.progress import Progress
 from nbrl.driver.store import RunFolder
 from nbrl.errors import SessionError
 from nbrl.protocols import RolloutEngine, Trainer
 from nbrl.types import Prompts
-
-
-@runtime_checkable
-class PromptSource(Protocol):
-    """Where prompts come from: the same cursor gives the same prompts."""
-
-    def take(self, k: int, cursor: int) -> Prompts:
-        """The ``k`` prompts from place ``cursor`` on."""
-        ...
 
 
 @dataclass(kw_only=True, slots=True)

@@ -11,19 +11,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nbrl.config import KL, PolicyLoss, Shaping, check_config, kl_problems, to_spec
+from nbrl.config import (
+    KL,
+    PolicyLoss,
+    Shaping,
+    check_config,
+    is_changed,
+    kl_problems,
+    to_spec,
+    wants_reference,
+)
 from nbrl.driver.interrupts import cooperative_interrupts, guarded
 from nbrl.driver.metrics import batch_metrics, merge_terms, step_record, token_table
 from nbrl.driver.rollout import check_same_policy
 from nbrl.driver.runtime import Runtime, Stopwatch
 from nbrl.driver.seeds import derive
 from nbrl.errors import ConfigError, StepError, StoreError, unknown_name
-from nbrl.protocols import LossTerms, MicroBatch
+from nbrl.protocols import ANNOTATIONS, LossTerms, MicroBatch
 from nbrl.stages import advantages as stage
 from nbrl.stages.batching import make_batches, scatter, split_minibatches
 from nbrl.types import Advantaged, Probe, Rollouts, Scored, StepResult
-
-ANNOTATIONS = ("old_logprobs", "ref_logprobs", "values", "entropy")
 
 
 def annotate(runtime: Runtime, rollouts: Rollouts, wanted: Sequence[str]) -> Rollouts:
@@ -83,7 +90,7 @@ def probe(
     problems = [p for loss in losses.values() for p in _loss_problems(runtime, batch, loss)]
     check_config("probe", *losses.values(), extra=dict.fromkeys(problems))
     check_same_policy(batch.scored.rollouts, runtime, "probe")
-    batch = _with_reference(runtime, batch, any(_wants_reference(x) for x in losses.values()))
+    batch = _with_reference(runtime, batch, any(wants_reference(x.kl) for x in losses.values()))
     columns = _loss_columns(runtime, batch, any(x.correction for x in losses.values()))
     resolved = {name: _resolved(loss, batch) for name, loss in losses.items()}
     batches = _batches(runtime, batch, columns, None)
@@ -128,7 +135,7 @@ def train_step(
     check_config("train_step", loss, extra=[*problems, *_loss_problems(runtime, batch, loss)])
     digest = _check_batch(runtime, batch, loss, expect_version, again)
     watch = Stopwatch()
-    batch = _with_reference(runtime, batch, _wants_reference(loss))
+    batch = _with_reference(runtime, batch, wants_reference(loss.kl))
     columns = _loss_columns(runtime, batch, loss.correction is not None)
     resolved = _resolved(loss, batch)
     plan = _plan(runtime, batch, columns, minibatches, epochs)
@@ -212,8 +219,7 @@ def _loss_problems(runtime: Runtime, batch: Advantaged, loss: PolicyLoss) -> lis
     in_reward = batch.spec.get("kl")
     problems = list(kl_problems(KL(**in_reward) if in_reward else None, loss))
     has_values = "values" in batch.scored.rollouts.table.column_names
-    asks_values = (loss.value_coef, loss.value_clip) != (1.0, 0.5)
-    if asks_values and not (has_values and runtime.has_critic):
+    if is_changed(loss, "value_coef", "value_clip") and not (has_values and runtime.has_critic):
         problems.append(
             "value_coef and value_clip have no effect without a critic's values; drop them"
         )
@@ -233,10 +239,6 @@ def _resolved(loss: PolicyLoss, batch: Advantaged) -> PolicyLoss:
         return loss
     sampling = batch.scored.rollouts.spec["sampling"]
     return dataclasses.replace(loss, norm_length=sampling["max_new_tokens"])
-
-
-def _wants_reference(loss: PolicyLoss) -> bool:
-    return loss.kl is not None and loss.kl.coef > 0
 
 
 def _with_reference(runtime: Runtime, batch: Advantaged, wanted: bool) -> Advantaged:

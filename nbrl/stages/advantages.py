@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nbrl.config import ESTIMATOR_ALIASES, KL, Shaping, check_config, to_spec
+from nbrl.config import ESTIMATOR_ALIASES, KL, Shaping, check_config, to_spec, wants_reference
 from nbrl.errors import DataError
 from nbrl.functional import groups as g
 from nbrl.functional.estimators import Estimator, EstimatorFn, estimate, named
@@ -103,7 +103,7 @@ def columns_needed(
     """
     row = _resolved(estimator).row
     values = ("values",) if row is not None and row.needs_values else ()
-    return values + (("ref_logprobs",) if kl is not None and kl.coef > 0 else ())
+    return values + (("ref_logprobs",) if wants_reference(kl) else ())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

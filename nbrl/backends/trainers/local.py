@@ -28,10 +28,8 @@ from nbrl.backends.trainers.sketch import gradient_norm
 from nbrl.config import Optimizer, PolicyLoss
 from nbrl.errors import StepError, unknown_name
 from nbrl.functional.reductions import Totals
-from nbrl.protocols import Advance, LossTerms, MicroBatch
+from nbrl.protocols import ANNOTATIONS, Advance, LossTerms, MicroBatch
 from nbrl.types import Metric
-
-ANNOTATIONS = ("old_logprobs", "ref_logprobs", "values", "entropy")
 
 
 class LocalTrainer:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from nbrl.backends.trainers.passes import Said
-from nbrl.config import KL, PolicyLoss
+from nbrl.config import KL, PolicyLoss, wants_reference
 from nbrl.errors import StepError
 from nbrl.functional.logprobs import kl, kl_unbiased
 from nbrl.functional.losses import ratio_and_clipped, surrogate, value_loss
@@ -68,7 +68,7 @@ def objective(
     value = parts["policy_loss"]
     if loss.entropy_coef:
         value = value - loss.entropy_coef * parts["entropy"]
-    if uses_reference(loss):
+    if wants_reference(loss.kl):
         assert loss.kl is not None
         parts["kl"] = _token_mean(kl_terms(said.logprobs, old, batch, loss.kl), batch, total)
         value = value + loss.kl.coef * parts["kl"]
@@ -126,11 +126,6 @@ def value_terms(values: Tensor, batch: MicroBatch, loss: PolicyLoss) -> Tensor:
     )
 
 
-def uses_reference(loss: PolicyLoss) -> bool:
-    """Whether the loss has a KL term."""
-    return loss.kl is not None and loss.kl.coef > 0
-
-
 def check_columns(batches: Sequence[MicroBatch], loss: PolicyLoss) -> None:
     """Raise where micro-batches lack a column that the loss needs, or differ in their columns.
 
@@ -141,7 +136,7 @@ def check_columns(batches: Sequence[MicroBatch], loss: PolicyLoss) -> None:
         found = sorted({tuple(sorted(batch.columns)) for batch in batches})
         raise StepError(f"micro-batches of one step must have the same token columns; got {found}.")
     needs = {"advantages": "every policy loss"}
-    if uses_reference(loss):
+    if wants_reference(loss.kl):
         needs["ref_logprobs"] = "PolicyLoss.kl"
     if loss.correction is not None:
         needs["rollout_logprobs"] = f"PolicyLoss.correction={loss.correction!r}"
