@@ -72,65 +72,53 @@ def reward(response: str, label: str) -> float:
     return float(response.strip().startswith(label))
 
 
-def prepared(case: Case) -> tuple[Any, list[list[str]]]:
-    """The policy, and the prompts' texts, special tokens of the chat template included."""
+def prepare(case: Case, folder: str) -> list[list[str]]:
+    """Save the model for both; the prompts' texts, special tokens of the chat template included."""
     from nbrl.backends.models import load_policy
     from nbrl.config import Model
 
     policy = load_policy(Model(case.model))
     if case.full_length:
-        pad = policy.tokenizer.pad_token_id
+        # An id that is hardly ever sampled takes the place of EOS.
         policy.tokenizer.eos_token = policy.tokenizer.pad_token
-        policy.module.generation_config.eos_token_id = pad
-        policy.module.config.eos_token_id = pad
-        policy = replace(policy, eos_ids=())
+        policy.module.generation_config.eos_token_id = policy.tokenizer.pad_token_id
+        policy.module.config.eos_token_id = policy.tokenizer.pad_token_id
+    policy.module.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
     texts = [[prompt for prompt, _ in row] for row in sums(case)]
-    if case.chat:
-        texts = [
-            [
-                policy.tokenizer.apply_chat_template(
-                    [{"role": "user", "content": f"What is {prompt[:-1]}? Give the number only."}],
-                    tokenize=False,
-                    add_generation_prompt=True,
-                )
-                for prompt in row
-            ]
-            for row in texts
-        ]
-    return policy, texts
+    if not case.chat:
+        return texts
+    return [[chatted(policy.tokenizer, prompt) for prompt in row] for row in texts]
 
 
-def nbrl_worker(pipe: Connection, case: Case, folder: str) -> None:
+def chatted(tokenizer: Any, prompt: str) -> str:
+    """A question whose answer is rarely shorter than the limit."""
+    asked = [{"role": "user", "content": f"Explain step by step how to work out {prompt[:-1]}."}]
+    return tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+
+
+def nbrl_worker(pipe: Connection, case: Case, texts: list[list[str]], folder: str) -> None:
     """Answers ``prompts``, ``gradient`` and ``step`` with nbrl's session."""
-    import numpy as np
-    import torch
-
     import nbrl
     from nbrl.backends.sources import prompts_table
-    from nbrl.driver import opening
 
     now = CLOCKS[case.clock]
-    policy, texts = prepared(case)
     labels = [[label for _, label in row] for row in sums(case)]
-    # The session loads what Model names; here it is handed the very policy that TRL has too.
-    opening.load_policy = lambda _: policy
     session = nbrl.connect(
-        model=case.model,
+        model=folder,
         trainer=nbrl.Trainer(optimizer=nbrl.Optimizer(lr=LEARNING_RATE, betas=(0.9, 0.999))),
         run_dir=Path(folder) / "run",
         progress="quiet",
     )
     sampling = nbrl.Sampling(max_new_tokens=MAX_NEW_TOKENS)
 
-    def prompts_of(index: int) -> nbrl.Prompts:
+    def batch_of(index: int, clock: Callable[[str], None]) -> nbrl.Advantaged:
         rows = [
             {"prompt_id": f"{index}-{i}", "prompt": text, "label": label, "metadata": "{}"}
             for i, (text, label) in enumerate(zip(texts[index], labels[index], strict=True))
         ]
-        return nbrl.Prompts(table=prompts_table(rows))
-
-    def batch_of(index: int, clock: Callable[[str], None]) -> nbrl.Advantaged:
-        rollouts = session.rollout(prompts_of(index), n=case.samples, sampling=sampling)
+        prompts = nbrl.Prompts(table=prompts_table(rows))
+        rollouts = session.rollout(prompts, n=case.samples, sampling=sampling)
         clock("rollout")
         scored = session.score(rollouts, reward)
         clock("score")
@@ -153,56 +141,73 @@ def nbrl_worker(pipe: Connection, case: Case, folder: str) -> None:
         }
 
     def gradient(path: str) -> None:
-        from nbrl.backends.trainers.objectives import counted, objective
-        from nbrl.backends.trainers.passes import gather_models, say, training
-        from nbrl.stages.batching import make_batches
-
-        batch = batch_of(0, lambda _: None)
-        table = batch.scored.rollouts.table
-        # Rewards of an untrained answer may all be equal: the check needs advantages that are not.
-        drawn = np.random.default_rng(1).standard_normal(len(batch)).astype(np.float32)
-        lists = table.column("source").to_pylist()
-        flat = nbrl.types.columns.list_column(
-            [
-                np.where(np.array(row) == 1, a, 0).astype(np.float32)
-                for row, a in zip(lists, drawn, strict=True)
-            ],
-            __import__("pyarrow").float32(),
-        )
-        loss = nbrl.PolicyLoss()
-        batches = make_batches(
-            batch.scored.rollouts,
-            {"advantages": flat},
-            mask=batch.table.column("mask"),
-            max_tokens=nbrl.Trainer().micro_batch_tokens,
-        )
-        models = gather_models(policy.module, None, gradient_checkpointing=False)
-        (total,) = counted([batches], [loss])
-        for part in batches:
-            with training(models, dropout_seed=None):
-                said = say(models, part, entropy_gradient=False, critic_gradient=False)
-                objective(said, part, loss, total)[0].backward()
-        found = {n: p.grad.clone() for n, p in policy.module.named_parameters()}
-        policy.module.zero_grad()
-        rows = {"token_ids": table.column("token_ids").to_pylist(), "source": lists}
-        torch.save({"rows": rows, "advantages": torch.from_numpy(drawn), "gradient": found}, path)
+        save_gradient(folder, batch_of(0, lambda _: None), path)
 
     def prompts() -> list[list[int]]:
-        return [list(policy.tokenizer(text)["input_ids"]) for text in texts[0]]
+        ids = session.rollout(
+            batch_of(0, lambda _: None).scored.rollouts.prompts, sampling=sampling
+        )
+        rows = ids.table.select(["token_ids", "source"]).to_pylist()
+        return [row["token_ids"][: row["source"].index(1)] for row in rows]
 
     serve(pipe, {"step": step, "gradient": gradient, "prompts": prompts})
 
 
-def trl_worker(pipe: Connection, case: Case, folder: str) -> None:
+def save_gradient(folder: str, batch: Any, path: str) -> None:
+    """Save a batch, advantages for it, and nbrl's gradient of the loss at the first weights."""
+    import numpy as np
+    import pyarrow as pa
+    import torch
+
+    import nbrl
+    from nbrl.backends.models import load_policy
+    from nbrl.backends.trainers.objectives import counted, objective
+    from nbrl.backends.trainers.passes import gather_models, say, training
+    from nbrl.stages.batching import make_batches
+    from nbrl.types.columns import list_column
+
+    rollouts = batch.scored.rollouts
+    sources = rollouts.table.column("source").to_pylist()
+    # Rewards of a group may all be equal: the check needs advantages that are not.
+    drawn = np.random.default_rng(1).standard_normal(len(batch)).astype(np.float32)
+    column = [np.where(np.array(s) == 1, a, 0) for s, a in zip(sources, drawn, strict=True)]
+    parts = make_batches(
+        rollouts,
+        {"advantages": list_column(column, pa.float32())},
+        max_tokens=nbrl.Trainer().micro_batch_tokens,
+    )
+    module = load_policy(nbrl.Model(folder)).module
+    models = gather_models(module, None, gradient_checkpointing=False)
+    loss = nbrl.PolicyLoss()
+    (total,) = counted([parts], [loss])
+    for part in parts:
+        with training(models, dropout_seed=None):
+            said = say(models, part, entropy_gradient=False, critic_gradient=False)
+            objective(said, part, loss, total)[0].backward()
+    torch.save(
+        {
+            "token_ids": rollouts.table.column("token_ids").to_pylist(),
+            "source": sources,
+            "advantages": torch.from_numpy(drawn),
+            "gradient": {name: p.grad for name, p in module.named_parameters()},
+        },
+        path,
+    )
+
+
+def trl_worker(pipe: Connection, case: Case, texts: list[list[str]], folder: str) -> None:
     """Answers ``prompts`` and ``gradient``, then ``step`` from inside of TRL's training loop."""
     from datasets import Dataset
-    from transformers import TrainerCallback
+    from transformers import PrinterCallback, TrainerCallback
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         from trl import GRPOConfig, GRPOTrainer
 
+    from nbrl.backends.models import load_policy
+    from nbrl.config import Model
+
     now = CLOCKS[case.clock]
-    policy, texts = prepared(case)
+    policy = load_policy(Model(folder))
     policy.tokenizer.padding_side = "left"
     labels = [[label for _, label in row] for row in sums(case)]
     rows = {
@@ -254,6 +259,7 @@ def trl_worker(pipe: Connection, case: Case, folder: str) -> None:
             disable_tqdm=True,
         ),
     )
+    trainer.remove_callback(PrinterCallback)
     generate = trainer._generate
 
     def timed(*given: Any, **named: Any) -> Any:
@@ -277,14 +283,14 @@ def trl_worker(pipe: Connection, case: Case, folder: str) -> None:
     pipe.send("done")
 
 
-def trl_gradient_difference(trainer: Any, path: str, pad: int) -> float:
+def trl_gradient_difference(trainer: Any, path: str, pad: Any) -> float:
     """The norm of TRL's gradient less nbrl's, as a share of nbrl's norm, on the saved batch."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
     saved = torch.load(path)
     prompts, answers = [], []
-    for ids, source in zip(saved["rows"]["token_ids"], saved["rows"]["source"], strict=True):
+    for ids, source in zip(saved["token_ids"], saved["source"], strict=True):
         cut = source.index(1)
         prompts.append(torch.tensor(ids[:cut]))
         answers.append(torch.tensor(ids[cut:]))
@@ -331,11 +337,12 @@ def run(case: Case, warmup: int) -> dict[str, Any]:
     """Both, turn by turn: timings after the warm-up, and how equal the work was."""
     context = get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
+        texts = prepare(case, folder)
         pipes, processes = {}, {}
         for name, worker in (("nbrl", nbrl_worker), ("trl", trl_worker)):
             pipes[name], theirs = context.Pipe()
             processes[name] = context.Process(
-                target=worker, args=(theirs, case, folder), daemon=True
+                target=worker, args=(theirs, case, texts, folder), daemon=True
             )
             processes[name].start()
             theirs.close()
@@ -393,7 +400,7 @@ def report(case: Case, result: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(description="One GRPO step of nbrl against TRL's GRPOTrainer.")
     parser.add_argument("--model", choices=sorted(CASES), default="tiny")
     parser.add_argument("--full-length", action="store_true", help="no EOS: all 32 tokens (tiny)")
     parser.add_argument("--steps", type=int, default=15)
