@@ -1,10 +1,12 @@
 """Settings: defaults that work, every rule named, all problems of a request in one message."""
 
 import dataclasses
+import functools
 import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -221,3 +223,12 @@ def test_a_spec_is_plain_data():
     assert spec["trainer"]["critic"]["optimizer"]["lr"] == 9e-6
     assert spec["3"][0]["path"] == "tiny"
     assert "_" not in spec["3"][0]
+
+
+def test_a_spec_names_what_is_no_data_the_same_in_every_run():
+    recipe = Recipe(rewards=json.dumps, estimator=functools.partial(max, 1), combine=len)
+    spec = to_spec({"recipe": recipe, "folder": Path("runs/x"), "kind": Path})
+    assert json.loads(json.dumps(spec)) == spec
+    named = (spec["recipe"]["rewards"], spec["recipe"]["estimator"], spec["recipe"]["combine"])
+    assert named == ("dumps", "partial", "len")
+    assert (spec["folder"], spec["kind"]) == ("runs/x", "Path")

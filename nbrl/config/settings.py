@@ -1,8 +1,10 @@
 """The settings: one small frozen dataclass a component. Imports nothing of the house."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 ESTIMATOR_ALIASES: Mapping[str, str] = {
@@ -210,7 +212,11 @@ def is_changed(component: Any, *names: str) -> bool:
 
 
 def to_spec(component: Any) -> Any:
-    """The settings as plain JSON-able data, for the echo that every result carries."""
+    """The settings as plain data that JSON can hold, for the echo that every result carries.
+
+    Functions and classes are echoed by their name, other objects by the name of their type: their
+    ``repr`` holds an address, which is another one in the next run.
+    """
     if dataclasses.is_dataclass(component) and not isinstance(component, type):
         named = {f.name: getattr(component, f.name) for f in dataclasses.fields(component)}
         return {k: to_spec(v) for k, v in named.items() if k != "_"}
@@ -218,4 +224,9 @@ def to_spec(component: Any) -> Any:
         return {str(k): to_spec(v) for k, v in component.items()}
     if isinstance(component, list | tuple):
         return [to_spec(v) for v in component]
-    return component
+    if component is None or isinstance(component, bool | int | float | str):
+        return component
+    if isinstance(component, os.PathLike):
+        return os.fspath(component)
+    named = isinstance(component, type | FunctionType | BuiltinFunctionType)
+    return component.__qualname__ if named else type(component).__qualname__

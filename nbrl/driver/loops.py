@@ -9,7 +9,7 @@ from typing import Any
 from nbrl.config import Recipe, check_config, to_spec
 from nbrl.driver.rollout import next_prompts, rollout
 from nbrl.driver.runtime import Runtime
-from nbrl.driver.scoring import load_rewards, score
+from nbrl.driver.scoring import combination, load_rewards, score
 from nbrl.driver.training import compute_advantages, train_step
 from nbrl.errors import unknown_name
 from nbrl.stages.advantages import columns_needed, estimator_problems
@@ -74,7 +74,7 @@ def run(runtime: Runtime, steps: int, recipe: Recipe, mode: str) -> History:
     problems = [] if steps >= 1 else [f"steps must be >= 1; got {steps}"]
     problems += _recipe_problems(runtime, recipe)
     check_config(f"run {steps} steps", recipe, extra=problems)
-    load_rewards(recipe.rewards)
+    combination(recipe.combine, load_rewards(recipe.rewards))
     return MODES[mode](runtime, steps, recipe)
 
 

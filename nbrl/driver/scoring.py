@@ -8,11 +8,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
 import pyarrow as pa
 
 from nbrl.backends.rewards import Outcome, RewardFn, load_reward, score_samples
-from nbrl.config import check_config
+from nbrl.config import check_config, to_spec
 from nbrl.driver.runtime import Runtime, Stopwatch
 from nbrl.errors import ConfigError, RewardError, unknown_name
 from nbrl.types import Rollouts, Scored
@@ -45,7 +44,7 @@ def score(
         raise unknown_name("on_error", on_error, ON_ERROR)
     watch = Stopwatch()
     functions = load_rewards(rewards)
-    total_of = _combination(combine, functions)
+    total_of = combination(combine, functions)
     good = [e is None for e in rollouts.table.column("error").to_pylist()]
     rows = [row for row, keep in zip(_rows(rollouts), good, strict=True) if keep]
     found: dict[str, list[Outcome]] = {}
@@ -57,7 +56,7 @@ def score(
     spec = {
         "rewards": {name: f.name for name, f in functions.items()},
         "fingerprints": {name: f.fingerprint for name, f in functions.items()},
-        "combine": _combine_spec(combine),
+        "combine": to_spec("sum" if combine is None else combine),
         "on_error": on_error,
         "seconds": {"score": watch.read()},
     }
@@ -89,7 +88,12 @@ def load_rewards(rewards: Any) -> dict[str, RewardFn]:
     return {name: load_reward(reward) for name, reward in rewards.items()}
 
 
-def _combination(combine: Any, functions: Mapping[str, RewardFn]) -> Combine:
+def combination(combine: Any, functions: Mapping[str, RewardFn]) -> Combine:
+    """How several rewards add up: by a name, by weights or by a function; the sum for ``None``.
+
+    Raises:
+        ConfigError: An unknown name, weights for other rewards, or something else.
+    """
     if combine is None:
         return COMBINES["sum"]
     if isinstance(combine, str):
@@ -110,13 +114,6 @@ def _combination(combine: Any, functions: Mapping[str, RewardFn]) -> Combine:
         f"combine must be one of {', '.join(COMBINES)}, a dict of weights, or a function of "
         f"{{name: value}}; got {combine!r}."
     )
-
-
-def _combine_spec(combine: Any) -> Any:
-    """What the echo says of the combination."""
-    if combine is None:
-        return "sum"
-    return dict(combine) if isinstance(combine, Mapping) else str(combine)
 
 
 def _rows(rollouts: Rollouts) -> list[dict[str, Any]]:
@@ -182,15 +179,9 @@ def _columns(found: Mapping[str, Sequence[Outcome]]) -> dict[str, pa.Array]:
         columns[f"{name}.status"] = pa.array([o.status for o in outcomes], pa.string())
         columns[f"{name}.error"] = pa.array([o.error for o in outcomes], pa.string())
         columns[f"{name}.seconds"] = pa.array([o.seconds for o in outcomes], pa.float64())
-        columns[f"{name}.extras"] = pa.array(
-            [json.dumps(dict(o.extras), default=_plain) for o in outcomes], pa.string()
-        )
+        columns[f"{name}.extras"] = pa.array([json.dumps(o.extras) for o in outcomes], pa.string())
         for part in dict.fromkeys(n for o in outcomes for n in o.components):
             columns[f"{name}/{part}"] = pa.array(
                 [o.components.get(part) for o in outcomes], pa.float64()
             )
     return columns
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else str(value)
