@@ -7,7 +7,7 @@ import hashlib
 
 
 def derive(*path: int | str) -> int:
-    """The seed (0 <= seed < 2**63) at a path such as ``(run, "sample", step, prompt_id, index)``.
+    """The seed, in [0, 2**63), at a path such as ``(run, "sample", version, prompt_id, index)``.
 
     A hash of the path (BLAKE2b), so that neighbours are unrelated and no draw moves another.
     """

@@ -5,8 +5,9 @@ from nbrl.driver.seeds import derive
 
 def test_seeds_are_the_same_everywhere():
     # Fixed: a run of yesterday must be repeatable tomorrow.
-    assert derive(0, "sample", 0, "arithmetic-0", 0) == derive(0, "sample", 0, "arithmetic-0", 0)
-    assert 0 <= derive(0) < 2**63
+    assert derive(0, "sample", 0, 0, "arithmetic-0", 0) == 3418469062208976736
+    assert derive(7) == 3098598607917743281
+    assert all(0 <= derive(i) < 2**63 for i in range(100))
 
 
 def test_neighbours_and_look_alikes_differ():

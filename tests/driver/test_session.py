@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import signal
 import threading
 
@@ -383,8 +384,6 @@ def test_a_full_disk_is_a_warning_not_a_lost_step(session, batch_of, monkeypatch
 def test_the_run_folder_tells_the_story(open_tiny):
     session = open_tiny()
     history = session.run(2, recipe())
-    import json
-
     lines = [json.loads(x) for x in (session.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [x["version"] for x in lines] == [1, 2]
     assert lines[1]["reward"] == history.to_pandas()["reward"][2]

@@ -5,7 +5,7 @@ import torch
 
 from nbrl.errors import ConfigError, UnknownNameError
 from nbrl.functional.dialects import DIALECTS, dialect
-from nbrl.functional.estimators import ESTIMATORS, Estimator, estimate
+from nbrl.functional.estimators import Estimator, estimate
 
 ROWS = [(library, name) for library, names in DIALECTS.items() for name in names]
 
@@ -132,14 +132,11 @@ def test_flash_reinforce_takes_off_the_mean_of_the_batch():
 
 
 @pytest.mark.parametrize(("library", "name"), ROWS)
-def test_every_dialect_is_finite_and_differs_from_ours_only_where_it_says_so(library, name):
-    row = dialect(library, name)
-    got = toy(row, (1.0, 0.0, 0.25, 0.0))
+def test_every_dialect_is_finite_and_pushes_the_same_way_as_ours(library, name):
+    got = toy(dialect(library, name), (1.0, 0.0, 0.25, 0.0))
     assert torch.isfinite(got).all()
     ours = {"flash_reinforce": "dr_grpo"}.get(name, name)
-    if name in ESTIMATORS and row == ESTIMATORS[name]:
-        assert torch.equal(got, toy(ours, (1.0, 0.0, 0.25, 0.0)))
-    assert torch.equal(got > 0, toy(ours, (1.0, 0.0, 0.25, 0.0)) > 0)
+    assert torch.equal(got.sign(), toy(ours, (1.0, 0.0, 0.25, 0.0)).sign())
 
 
 def test_unknown_libraries_and_names_list_the_known_ones():
