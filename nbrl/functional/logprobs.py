@@ -13,6 +13,9 @@ from torch import Tensor
 from nbrl.errors import ConfigError, unknown_name
 from nbrl.functional.reductions import at_least_float32
 
+EXPONENT_CLAMP = 20.0
+"""Ratios are ``exp`` of log-ratios within this of 0: exp(20) = 4.9e8 lies outside any interval that
+ratios are held to, and is finite in every product."""
 # exp(80) is finite in float32, and so is its product with the 0 that a clamp sends back.
 _EXPONENT_GUARD = 80.0
 _UNBIASED_WEIGHT_CAP = 10.0

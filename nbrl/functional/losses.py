@@ -12,12 +12,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nbrl.errors import ConfigError, unknown_name
+from nbrl.functional.logprobs import EXPONENT_CLAMP
 from nbrl.functional.reductions import at_least_float32, masked_mean
 
 DEFAULT_EPS = 0.2
 SAPO_TAU_POSITIVE, SAPO_TAU_NEGATIVE = 1.0, 1.05
-# exp(20) = 4.9e8: far outside any clip range, and finite in every product.
-_EXPONENT_CLAMP = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +85,7 @@ def surrogate(  # noqa: PLR0913 - the four choices' one entry, as published
     policy = torch.where(mask, at_least_float32(logprobs), 0.0)
     old = torch.where(mask, at_least_float32(old_logprobs).detach(), 0.0)
     weights = torch.where(mask, at_least_float32(advantages).detach(), 0.0)
-    ratio = row.log_ratio(policy, old, mask).clamp(-_EXPONENT_CLAMP, _EXPONENT_CLAMP).exp()
+    ratio = row.log_ratio(policy, old, mask).clamp(-EXPONENT_CLAMP, EXPONENT_CLAMP).exp()
     return torch.where(mask, row.loss(ratio, weights, policy, bounds), 0.0)
 
 
@@ -117,7 +116,7 @@ def ratio_and_clipped(  # noqa: PLR0913 - called with what surrogate is called w
     old = torch.where(mask, at_least_float32(old_logprobs), 0.0)
     weights = torch.where(mask, at_least_float32(advantages), 0.0)
     log_ratio = torch.where(mask, row.log_ratio(policy, old, mask), 0.0)
-    ratio = log_ratio.clamp(-_EXPONENT_CLAMP, _EXPONENT_CLAMP).exp()
+    ratio = log_ratio.clamp(-EXPONENT_CLAMP, EXPONENT_CLAMP).exp()
     return ratio, row.clipped(ratio, weights, bounds) & mask
 
 

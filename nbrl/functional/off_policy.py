@@ -7,10 +7,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nbrl.errors import ConfigError, unknown_name
+from nbrl.functional.logprobs import EXPONENT_CLAMP
 from nbrl.functional.reductions import at_least_float32, masked_mean
-
-# exp(20) = 4.9e8: outside any sensible interval, and never infinite.
-_EXPONENT_CLAMP = 20.0
 
 
 @torch.no_grad()
@@ -53,7 +51,7 @@ def importance_weights(
     if not 0 <= low < high:
         raise ConfigError(f"correction needs 0 <= low < high; got low={low!r}, high={high!r}.")
     difference = at_least_float32(old_logprobs) - at_least_float32(rollout_logprobs)
-    log_ratio = torch.where(mask, difference, 0.0).clamp(-_EXPONENT_CLAMP, _EXPONENT_CLAMP)
+    log_ratio = torch.where(mask, difference, 0.0).clamp(-EXPONENT_CLAMP, EXPONENT_CLAMP)
     return torch.where(mask, CORRECTIONS[kind](log_ratio, mask, low, high), 0.0)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from nbrl.backends.trainers.passes import Said
 from nbrl.config import KL, PolicyLoss, wants_reference
 from nbrl.errors import StepError
-from nbrl.functional.logprobs import kl, kl_unbiased
+from nbrl.functional.logprobs import EXPONENT_CLAMP, kl, kl_unbiased
 from nbrl.functional.losses import ratio_and_clipped, surrogate, value_loss
 from nbrl.functional.off_policy import importance_weights
 from nbrl.functional.reductions import Totals, aggregate, masked_sum, totals
@@ -58,7 +58,7 @@ def objective(
         total: Counts over all micro-batches of the optimizer step.
     """
     old = batch.columns.get("old_logprobs", said.logprobs.detach())
-    terms, weights = policy_terms(said.logprobs, old, batch, loss)
+    terms, weights = _policy_terms(said.logprobs, old, batch, loss)
     parts = {
         "policy_loss": aggregate(
             terms, batch.mask, loss.aggregation, norm_length=loss.norm_length, totals=total
@@ -70,21 +70,25 @@ def objective(
         value = value - loss.entropy_coef * parts["entropy"]
     if wants_reference(loss.kl):
         assert loss.kl is not None
-        parts["kl"] = _token_mean(kl_terms(said.logprobs, old, batch, loss.kl), batch, total)
+        parts["kl"] = _token_mean(_kl_terms(said.logprobs, old, batch, loss.kl), batch, total)
         value = value + loss.kl.coef * parts["kl"]
     if said.values is not None:
-        parts["value_loss"] = _token_mean(value_terms(said.values, batch, loss), batch, total)
+        parts["value_loss"] = _token_mean(_value_terms(said.values, batch, loss), batch, total)
         value = value + loss.value_coef * parts["value_loss"]
+    parts["loss"] = value
     with torch.no_grad():
-        share = _share(said, old, batch, loss, terms)
-        columns = {**share.means, **_mismatch(old, batch, weights)}
+        ratio, clipped = _ratio_and_clipped(said.logprobs, old, batch, loss)
+        columns = _diagnostics(said, old, batch) | _mismatch(old, batch, weights)
+        columns |= {"ratio_mean": ratio, "clip_fraction": clipped.float()}
         means = {name: _token_mean(column, batch, total) for name, column in columns.items()}
-    means |= {name: part.detach() for name, part in parts.items()}
-    means["loss"] = value.detach()
-    return value, Share(means=means, peaks=share.peaks, tokens=share.tokens)
+    return value, Share(
+        means=means | {name: part.detach() for name, part in parts.items()},
+        peaks={"ratio_max": torch.where(batch.mask, ratio, 0.0).amax()},
+        tokens={"ratio": ratio, "clipped": clipped, "loss": terms.detach()},
+    )
 
 
-def policy_terms(
+def _policy_terms(
     logprobs: Tensor, old_logprobs: Tensor, batch: MicroBatch, loss: PolicyLoss
 ) -> tuple[Tensor, Tensor | None]:
     """Surrogate times correction, per token, and the correction's weights (None without one)."""
@@ -111,7 +115,7 @@ def policy_terms(
     return terms * weights, weights
 
 
-def kl_terms(logprobs: Tensor, old_logprobs: Tensor, batch: MicroBatch, penalty: KL) -> Tensor:
+def _kl_terms(logprobs: Tensor, old_logprobs: Tensor, batch: MicroBatch, penalty: KL) -> Tensor:
     """Per-token KL to the reference, with the gradient that the penalty asks for."""
     reference = batch.columns["ref_logprobs"]
     if penalty.unbiased_gradient:
@@ -119,7 +123,7 @@ def kl_terms(logprobs: Tensor, old_logprobs: Tensor, batch: MicroBatch, penalty:
     return kl(logprobs, reference, penalty.kind, clamp=penalty.clamp)
 
 
-def value_terms(values: Tensor, batch: MicroBatch, loss: PolicyLoss) -> Tensor:
+def _value_terms(values: Tensor, batch: MicroBatch, loss: PolicyLoss) -> Tensor:
     """Per-token critic losses against the returns, clipped around the values of the rollout."""
     return value_loss(
         values, batch.columns["values"], batch.columns["returns"], batch.mask, clip=loss.value_clip
@@ -228,35 +232,33 @@ def _token_mean(terms: Tensor, batch: MicroBatch, total: Totals) -> Tensor:
     return masked_sum(terms, batch.mask) / max(total.tokens, 1)
 
 
-def _share(said: Said, old: Tensor, batch: MicroBatch, loss: PolicyLoss, terms: Tensor) -> Share:
-    """Per-token columns of the metrics (in the place of ``means``), peaks and token columns."""
-    advantages = batch.columns["advantages"]
-    ratio, clipped = ratio_and_clipped(
+def _ratio_and_clipped(
+    logprobs: Tensor, old_logprobs: Tensor, batch: MicroBatch, loss: PolicyLoss
+) -> tuple[Tensor, Tensor]:
+    return ratio_and_clipped(
         loss.surrogate,
-        said.logprobs,
-        old,
-        advantages,
+        logprobs,
+        old_logprobs,
+        batch.columns["advantages"],
         batch.mask,
         eps_low=loss.eps_low,
         eps_high=loss.eps_high,
         dual_clip=loss.dual_clip,
     )
+
+
+def _diagnostics(said: Said, old: Tensor, batch: MicroBatch) -> dict[str, Tensor]:
+    """Per-token columns that say how the policy moved, and how well the values predict."""
     columns = {
         "approx_kl": old - said.logprobs,
-        "clip_fraction": clipped.float(),
-        "ratio_mean": ratio,
-        "nonzero_advantages": (advantages != 0).float(),
+        "nonzero_advantages": (batch.columns["advantages"] != 0).float(),
     }
     if said.values is not None:
         returns = batch.columns["returns"].double()
         left = returns - said.values
         columns |= {f"{_MOMENT}returns": returns, f"{_MOMENT}returns2": returns.square()}
         columns |= {f"{_MOMENT}left": left, f"{_MOMENT}left2": left.square()}
-    return Share(
-        means=columns,
-        peaks={"ratio_max": torch.where(batch.mask, ratio, 0.0).amax()},
-        tokens={"ratio": ratio, "clipped": clipped, "loss": terms.detach()},
-    )
+    return columns
 
 
 def _mismatch(old: Tensor, batch: MicroBatch, weights: Tensor | None) -> dict[str, Tensor]:
@@ -266,7 +268,7 @@ def _mismatch(old: Tensor, batch: MicroBatch, weights: Tensor | None) -> dict[st
     difference = old - batch.columns["rollout_logprobs"]
     columns = {"sampler_kl": -difference}
     if weights is not None:
-        plain = difference.clamp(-20.0, 20.0).exp()
+        plain = difference.clamp(-EXPONENT_CLAMP, EXPONENT_CLAMP).exp()
         changed = (weights - plain).abs() > 1e-6 * plain
         columns |= {"importance_weight": weights, "importance_filtered": changed.float()}
     return columns

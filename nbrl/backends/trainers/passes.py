@@ -1,6 +1,6 @@
 """Forward passes of policy, critic and reference, each in the mode it needs.
 
-May import ``forward``, ``protocols``, torch and transformers.
+May import ``forward``, ``protocols``, ``errors``, torch and transformers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from nbrl.backends import forward
-from nbrl.errors import StepError
+from nbrl.errors import ConfigError
 from nbrl.protocols import MicroBatch
 
 POLICY_COLUMNS = ("old_logprobs", "entropy")
@@ -48,7 +48,11 @@ class Said:
 def gather_models(
     policy: nn.Module, critic: nn.Module | None, *, gradient_checkpointing: bool
 ) -> Models:
-    """The modules in evaluation mode, with checkpointing switched on where it is wanted."""
+    """The modules in evaluation mode, with checkpointing switched on where it is wanted.
+
+    Raises:
+        ConfigError: Checkpointing is wanted, and no layer supports it.
+    """
     checkpointed: list[nn.Module] = []
     for module in (m for m in (policy, critic) if m is not None):
         module.eval()
@@ -59,7 +63,7 @@ def gather_models(
             owner = cast(Any, module if module is policy else module.backbone)
             owner.gradient_checkpointing_enable({"use_reentrant": False})
     if gradient_checkpointing and not checkpointed:
-        raise StepError(
+        raise ConfigError(
             f"gradient_checkpointing=True: {type(policy).__name__} has no layers that support it. "
             "Pass gradient_checkpointing=False."
         )
