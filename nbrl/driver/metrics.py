@@ -13,6 +13,7 @@ from nbrl.protocols import LossTerms, MicroBatch
 from nbrl.stages.batching import scatter
 from nbrl.stages.shaping import policy_lengths
 from nbrl.types import Advantaged, Metric, StepResult
+from nbrl.types.columns import ragged
 
 
 def merge_terms(terms: Sequence[LossTerms]) -> dict[str, Metric]:
@@ -49,7 +50,10 @@ def _mean(metrics: Sequence[Metric]) -> Metric:
 
 
 def batch_metrics(batch: Advantaged) -> dict[str, Metric]:
-    """Reward, length, truncation, live groups, advantages: what the batch itself says."""
+    """Rewards, lengths, groups and the KL in the reward: what the batch itself says.
+
+    All are over the samples that are trained on; a filter on rewards shows in them.
+    """
     rollouts = batch.scored.rollouts.table
     n = len(batch)
     total = batch.scored.table.column("total").to_numpy()
@@ -59,7 +63,8 @@ def batch_metrics(batch: Advantaged) -> dict[str, Metric]:
     groups, first = np.unique(rollouts.column("group_id").to_numpy(), return_index=True)
     live = batch.table.column("live").to_numpy()[first]
     std = batch.table.column("group_std").to_numpy()[first]
-    return {
+    penalty = {} if batch.spec.get("kl") is None else {"reward_kl": _token_mean(batch, "kl")}
+    return penalty | {
         "reward": Metric(value=float(total.mean()), count=n, of="samples"),
         "shaped_reward": Metric(value=float(shaped.mean()), count=n, of="samples"),
         "group_reward_std": Metric(value=float(std.mean()), count=len(groups), of="groups"),
@@ -67,6 +72,14 @@ def batch_metrics(batch: Advantaged) -> dict[str, Metric]:
         "response_length": Metric(value=float(lengths.mean()), count=n, of="samples"),
         "truncated": Metric(value=float(truncated.mean()), count=n, of="samples"),
     }
+
+
+def _token_mean(batch: Advantaged, name: str) -> Metric:
+    """The mean of a token column over the tokens that count."""
+    mask, _ = ragged(batch.table.column("mask"))
+    counted = ragged(batch.table.column(name))[0][mask]
+    mean = float(counted.mean(dtype=np.float64)) if len(counted) else 0.0
+    return Metric(value=mean, count=len(counted), of="tokens")
 
 
 def token_table(

@@ -6,6 +6,7 @@ May import ``backends`` and what ``session`` may.
 import importlib.metadata
 import os
 import platform
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,7 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
     name = settings.name or policy.name
     spec = {
         "name": name,
+        "run": uuid.uuid4().hex,
         "seed": seed,
         "model": to_spec(model),
         "engine": to_spec(settings.engine),
@@ -70,6 +72,7 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
     return Session(
         Runtime(
             name=name,
+            run_id=spec["run"],
             seed=seed,
             spec=spec,
             source=source,

@@ -40,6 +40,11 @@ class Bar:
         return self.done / self.seconds if self.seconds > 0 else 0.0
 
     @property
+    def token_rate(self) -> float:
+        """Tokens a second so far; 0 where none are counted."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
     def eta(self) -> float | None:
         """Seconds to go at the rate so far; None while unknown or when over."""
         if self.outcome != "running" or self.rate == 0:
@@ -48,9 +53,7 @@ class Bar:
 
     def line(self) -> str:
         """One line of text: state, counts, rates, time."""
-        tokens = (
-            f", {self.tokens / self.seconds:,.0f} tokens/s" if self.tokens and self.seconds else ""
-        )
+        tokens = f", {self.token_rate:,.0f} tokens/s" if self.token_rate else ""
         rest = f", {self.eta:.0f} s to go" if self.eta is not None else ""
         note = f" ({self.note})" if self.note else ""
         state = "" if self.outcome in ("running", "done") else f" {self.outcome}"

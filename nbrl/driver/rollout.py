@@ -11,7 +11,6 @@ import pyarrow as pa
 from nbrl.config import Sampling, check_config, to_spec
 from nbrl.driver.runtime import Runtime, Stopwatch
 from nbrl.driver.seeds import derive
-from nbrl.errors import ConfigError
 from nbrl.protocols import Generation, GenerationRequest
 from nbrl.types import SOURCE_POLICY, SOURCE_PROMPT, Prompts, Rollouts
 from nbrl.types.columns import list_column
@@ -69,6 +68,7 @@ def rollout(
             runtime.progress.note(f"interrupted with {len(generations)} answers finished")
     spec = {
         "model": runtime.name,
+        "run": runtime.run_id,
         "version": runtime.version,
         "n": n,
         "sampling": to_spec(sampling),
@@ -148,18 +148,3 @@ def _token_columns(
         "rollout_logprobs": list_column(logprobs, pa.float32()),
         "policy_version": list_column(versions, pa.int64()),
     }
-
-
-def check_same_policy(rollouts: Rollouts, runtime: Runtime, asked: str) -> None:
-    """Raise where samples claim a version that this session's policy has not reached.
-
-    Raises:
-        ConfigError: A sample is of a later version.
-    """
-    newest = rollouts.table.column("version_max").to_numpy().max(initial=0)
-    if newest > runtime.version:
-        raise ConfigError(
-            f"{asked}: the batch holds samples of policy version {newest}, this session's policy "
-            f"is at version {runtime.version}. They come from another run; connect to that one, or "
-            "roll out again."
-        )

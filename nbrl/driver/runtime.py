@@ -29,6 +29,8 @@ class Runtime:
     """
 
     name: str
+    run_id: str
+    """Tells this run's samples from those of any other."""
     seed: int
     spec: dict[str, Any]
     engine: RolloutEngine

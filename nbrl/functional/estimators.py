@@ -178,12 +178,14 @@ def estimate(  # noqa: PLR0913 - the published signature
     Raises:
         ConfigError: Unknown name; a group of one where groups are needed; ``kl`` or ``values``
             missing; a coefficient or an interval out of range.
-        DataError: Rewards that are not finite.
+        DataError: Rewards that are not finite; a function that gives another shape.
     """
     if not isinstance(estimator, str | Estimator):
-        return estimator(
+        given = estimator(
             rewards, group_ids, mask, kl=kl, kl_coef=kl_coef, values=values, reward_clip=reward_clip
         )
+        _check_shapes(estimator, mask, *given)
+        return given
     name, row = named(estimator)
     _check_inputs(name, row, kl, kl_coef, values)
     lengths = mask.sum(1, dtype=torch.int32) if BASELINES[row.baseline].uses_lengths else None
@@ -247,6 +249,16 @@ def scalar_advantages(
     if row.needs_group:
         shaped = torch.where(alone, x.double() if row.singleton == "raw" else 0.0, shaped)
     return (shaped if reward_clip is None else shaped.clamp(*reward_clip)).to(x.dtype)
+
+
+def _check_shapes(estimator: EstimatorFn, mask: Tensor, *given: Tensor) -> None:
+    for tensor in given:
+        if tensor.shape != mask.shape:
+            raise DataError(
+                f"estimator {estimator!r} must give advantages and returns of shape "
+                f"{list(mask.shape)}, one for every token of every sample; got "
+                f"{list(tensor.shape)}."
+            )
 
 
 def named(estimator: "str | Estimator") -> tuple[str, Estimator]:

@@ -134,7 +134,7 @@ def test_a_stale_batch_needs_a_declaration(open_tiny, batch_of):
     session = open_tiny()
     old = batch_of(session)
     session.train_step(batch_of(session))
-    with pytest.raises(StepError, match=r"version 0, the policy is at 1.*expect_version=0"):
+    with pytest.raises(StepError, match=r"version 0 of the policy.*expect_version=0"):
         session.train_step(old)
     with pytest.raises(StepError, match="expect_version=3"):
         session.train_step(old, expect_version=3)
@@ -154,11 +154,76 @@ def test_a_correction_declares_staleness(session, batch_of):
     assert any(name.startswith("importance") for name in result.metrics)
 
 
-def test_a_batch_of_a_later_policy_is_refused(open_tiny, batch_of):
-    ahead, behind = open_tiny(), open_tiny()
-    ahead.train_step(batch_of(ahead))
-    with pytest.raises(ConfigError, match="version 1, this session's policy is at version 0"):
-        behind.train_step(batch_of(ahead))
+def test_a_batch_of_another_run_needs_a_declaration(open_tiny, batch_of):
+    ours, theirs = open_tiny(), open_tiny(seed=9)
+    batch = batch_of(theirs)
+    with pytest.raises(StepError, match=r"version 0 of another run's policy.*expect_version=0"):
+        ours.train_step(batch)
+    with pytest.raises(ConfigError, match="not this policy"):
+        ours.annotate(batch.scored.rollouts, ["old_logprobs"])
+    result = ours.train_step(batch, expect_version=0)
+    assert any("another run" in w for w in result.warnings)
+
+
+def test_probe_tells_each_loss_alone_what_it_tells_beside_others(session, batch_of):
+    old = batch_of(session, k=8)
+    for _ in range(3):
+        session.train_step(batch_of(session))
+    plain, corrected = PolicyLoss(), PolicyLoss(correction="tis")
+    alone = session.probe(old, {"plain": plain})["plain"]
+    beside = session.probe(old, {"corrected": corrected, "plain": plain})
+    assert list(beside) == ["corrected", "plain"]
+    assert beside["plain"].metrics["grad_norm"] == alone.metrics["grad_norm"]
+    assert beside["corrected"].metrics["grad_norm"].value != alone.metrics["grad_norm"].value
+    taken = session.train_step(old, plain, expect_version=0)
+    assert taken.metrics["grad_norm"].value == pytest.approx(
+        alone.metrics["grad_norm"].value, rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("surrogate", ["ppo", "reinforce", "cispo"])
+def test_annotating_does_not_undo_a_correction(open_tiny, batch_of, surrogate):
+    weights = []
+    for annotated in (False, True):
+        session = open_tiny(lr=3e-3)
+        rollouts = session.rollout(session.next_prompts(6), n=4, sampling=SHORT)
+        if annotated:
+            rollouts = session.annotate(rollouts, ["old_logprobs"])
+        old = session.compute_advantages(session.score(rollouts, exact), "rloo")
+        for _ in range(2):
+            session.train_step(batch_of(session))
+        loss = PolicyLoss(surrogate=surrogate, correction="tis")
+        weights.append(session.train_step(old, loss).metrics["importance_weight"].value)
+    assert weights[0] == weights[1]
+    assert abs(weights[0] - 1) > 1e-3
+
+
+def test_returns_of_a_critic_free_estimator_leave_the_critic_alone(open_tiny, batch_of):
+    session = open_tiny(critic=True)
+    scored = batch_of(session, estimator="gae").scored
+    assert "values" in scored.rollouts.table.column_names
+    result = session.train_step(session.compute_advantages(scored, "grpo"))
+    assert "value_loss" not in result.metrics
+
+
+def test_an_estimator_of_the_wrong_shape_is_named(session):
+    def sloppy(rewards, group_ids, mask, **rest):
+        return rewards, rewards
+
+    rollouts = session.rollout(session.next_prompts(2), n=2, sampling=SHORT)
+    with pytest.raises(nbrl.errors.DataError, match=r"sloppy.*\[4, \d\]"):
+        session.compute_advantages(session.score(rollouts, exact), sloppy)
+
+
+def test_steps_beyond_the_schedule_are_refused(tmp_path):
+    optimizer = nbrl.Optimizer(lr=1e-4, schedule="cosine", total_steps=2)
+    given = {"trainer": nbrl.Trainer(optimizer=optimizer), "progress": "quiet"}
+    with nbrl.connect(**given, run_dir=tmp_path / "run") as session:
+        assert len(session.run(2, recipe())) == 2
+        before = digest(session)
+        with pytest.raises(StepError, match="total_steps=2"):
+            by_hand(session)
+        assert digest(session) == before
 
 
 def test_probe_changes_nothing_and_tells_losses_apart(session, batch_of):
@@ -209,6 +274,10 @@ def test_kl_in_the_reward_fetches_the_reference(session, batch_of):
     batch = batch_of(session, kl=KL(coef=0.1))
     kl = np.concatenate(batch.table["kl"].to_pylist())
     assert np.abs(kl).max() > 1e-4
+    mask = np.concatenate(batch.table["mask"].to_pylist())
+    metric = session.train_step(batch).metrics["reward_kl"]
+    assert metric.value == pytest.approx(kl[mask].mean(), rel=1e-5)
+    batch = batch_of(session, kl=KL(coef=0.1))
     with pytest.raises(ConfigError, match=r"in the reward .* and in the loss"):
         session.train_step(batch, PolicyLoss(kl=KL(coef=0.1)))
 
@@ -416,7 +485,7 @@ def test_a_critic_rests_while_critic_free_estimators_train(open_tiny, batch_of):
     session = open_tiny(critic=True)
     result = session.train_step(batch_of(session, estimator="grpo"))
     assert "value_loss" not in result.metrics
-    with pytest.raises(ConfigError, match="value_coef and value_clip have no effect"):
+    with pytest.raises(ConfigError, match="value_coef and value_clip have no effect on"):
         session.train_step(batch_of(session), PolicyLoss(value_coef=0.5))
 
 

@@ -124,10 +124,12 @@ class LocalTrainer:
         (the metric ``nonzero_advantages`` says so).
 
         Raises:
-            StepError: No token counts in a minibatch, a column is missing, or a loss or gradient
-                norm is not finite.
+            StepError: No token counts in a minibatch, a column is missing, the schedule has ended,
+                or a loss or gradient norm is not finite.
         """
         counts = counted(minibatches, [loss])
+        for learner in self._learners:
+            learner.check_room(len(minibatches))
         undo = self.state() if len(minibatches) > 1 else None
         for learner in self._learners:
             learner.allocate()

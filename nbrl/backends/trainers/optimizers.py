@@ -1,7 +1,7 @@
 """AdamW and the learning-rate schedule of one module; imports torch and transformers.
 
-May import ``config``. Parameters narrower than float32 are updated through float32 masters: a
-step of 1e-6 would vanish in a bfloat16 weight.
+May import ``config`` and ``errors``. Parameters narrower than float32 are updated through float32
+masters: a step of 1e-6 would vanish in a bfloat16 weight.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import get_scheduler
 
 from nbrl.config import Optimizer
+from nbrl.errors import StepError
 
 
 class Learner:
@@ -25,7 +26,7 @@ class Learner:
             for n, p in self.parameters.items()
         }
         self._narrow = [n for n, p in self.parameters.items() if p.dtype != torch.float32]
-        self._max_norm = settings.max_grad_norm
+        self._max_norm, self._total_steps = settings.max_grad_norm, settings.total_steps
         self._optimizer = torch.optim.AdamW(
             list(self.masters.values()),
             lr=settings.lr,
@@ -40,6 +41,20 @@ class Learner:
     def lr(self) -> float:
         """The learning rate of the next update."""
         return self._optimizer.param_groups[0]["lr"]
+
+    def check_room(self, updates: int) -> None:
+        """Raise where so many more updates lie beyond the schedule's end.
+
+        Raises:
+            StepError: Some schedules would rise again there, others stay at 0.
+        """
+        taken = self._schedule.last_epoch
+        if self._total_steps is not None and taken + updates > self._total_steps:
+            raise StepError(
+                f"{updates} more optimizer steps lie beyond Optimizer.total_steps="
+                f"{self._total_steps}, of which {taken} are taken. Connect with more total_steps, "
+                "or with a schedule that does not end."
+            )
 
     def collect(self) -> None:
         """Add the gradients of narrow parameters to those of their masters, in float32."""
