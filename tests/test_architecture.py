@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
-    "nbrl", "tests", "notebooks", "reward_fns", "benchmarks", "docs", "requirements", "tools", ".ci"
+    "nbrl", "tests", "notebooks", "reward_fns", "benchmarks", "docs", "requirements", ".ci"
 )  # fmt: skip
 MODULES = sorted(p for p in (ROOT / "nbrl").rglob("*.py"))
 TEXTS = sorted(
@@ -92,12 +92,45 @@ def test_modules_are_small_and_say_what_they_do(path):
     assert source.isascii()
 
 
-def test_no_room_probes_or_inherits():
+def trees() -> dict[str, ast.Module]:
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES
+    }
+
+
+def test_no_room_probes():
+    """Neither ``hasattr`` nor ``getattr`` with a default."""
     found = []
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Name) and node.id in ("hasattr", "super"):
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.id}")
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id
+            if named == "hasattr" or (named == "getattr" and len(node.args) > 2):
+                found.append(f"{path}:{node.lineno} {named}")
+    assert found == []
+
+
+def test_no_class_of_ours_is_inherited_from():
+    """Exceptions aside: a class is a protocol or a leaf, and nobody calls ``super``."""
+    classes = [
+        (path, node)
+        for path, tree in trees().items()
+        if path != "nbrl/errors.py"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    ours = {node.name for _, node in classes}
+    found = [
+        f"{path}:{node.lineno} {base.id}"
+        for path, node in classes
+        for base in node.bases
+        if isinstance(base, ast.Name) and base.id in ours
+    ]
+    found += [
+        f"{path}:{node.lineno} super"
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == "super"
+    ]
     assert found == []
 
 
