@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nbrl.backends.arithmetic import arithmetic_prompts
-from nbrl.backends.records import read_records
+from nbrl.backends.records import DEFAULT_GENERATED, read_records
 from nbrl.backends.sources import prompts_table
 from nbrl.errors import ConfigError, DataError
 from nbrl.types import Prompts
@@ -23,7 +23,7 @@ SHOWN = 5
 """How many bad rows a message names."""
 
 
-class BadRowError(Exception):
+class _BadRowError(Exception):
     """Why a row is no prompt; never leaves this module."""
 
 
@@ -68,7 +68,8 @@ def load_prompts(
             not for lists of messages.
         split: ``train``, ``held_out``, or what the data set has. Of generated tasks each split is
             drawn from its own seed; a task with few different questions may repeat some.
-        max_samples: At most so many prompts.
+        max_samples: At most so many prompts; by default all there are, and 1000 of ``arithmetic``
+            and of generated tasks.
 
     Raises:
         ConfigError: The settings cannot work.
@@ -77,7 +78,7 @@ def load_prompts(
     """
     _check(input_template, apply_chat_template, max_samples)
     if source == "arithmetic":
-        return arithmetic_prompts(max_samples or 1000, start=0, seed=0, split=split)
+        return arithmetic_prompts(max_samples or DEFAULT_GENERATED, start=0, seed=0, split=split)
     name, rows = read_records(source, split, max_samples)
     numbered = list(itertools.islice(rows, max_samples))
     keys = _keys([r for _, r in numbered if isinstance(r, dict)], input_key, label_key, source)
@@ -88,7 +89,7 @@ def load_prompts(
         try:
             row = _row(record, render)
             good.append({"prompt_id": f"{name}-{number}", **row})
-        except BadRowError as reason:
+        except _BadRowError as reason:
             bad.append({"row": number, "reason": str(reason)})
     _report(source, len(good), bad)
     spec = {
@@ -136,18 +137,18 @@ def _keys(
 def _row(record: dict[str, Any] | str, render: _Rendering) -> dict[str, Any]:
     """The columns of one prompt."""
     if isinstance(record, str):
-        raise BadRowError(record)
+        raise _BadRowError(record)
     key = render.input_key
     if record.get(key) is None:
-        raise BadRowError(f"{key!r} is {'null' if key in record else 'missing'}")
+        raise _BadRowError(f"{key!r} is {'null' if key in record else 'missing'}")
     value = record[key]
     messages = value if isinstance(value, list) else None
     if messages is None and not (isinstance(value, str) and value.strip()):
-        raise BadRowError(f"{key!r} must be text or a list of messages; got {_shown(value)}")
+        raise _BadRowError(f"{key!r} must be text or a list of messages; got {_shown(value)}")
     if messages is not None:
         _check_messages(messages, key)
         if render.template is not None:
-            raise BadRowError(f"{key!r} is a list of messages, and input_template is for texts")
+            raise _BadRowError(f"{key!r} is a list of messages, and input_template is for texts")
     elif render.as_chat:
         messages = [{"role": "user", "content": value}]
     text = value if isinstance(value, str) else _text(messages or [])
@@ -170,7 +171,7 @@ def _plain(value: Any) -> str:
     """Dates, decimals and their like as text; bytes and pictures have none."""
     if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
         return str(value)
-    raise BadRowError(f"a column holds {type(value).__name__}, which metadata (JSON) cannot hold")
+    raise _BadRowError(f"a column holds {type(value).__name__}, which metadata (JSON) cannot hold")
 
 
 def _check_unicode(row: Mapping[str, str | None]) -> None:
@@ -179,16 +180,16 @@ def _check_unicode(row: Mapping[str, str | None]) -> None:
         try:
             (text or "").encode("utf-8")
         except UnicodeEncodeError as error:
-            raise BadRowError(f"{name!r} holds half a character: {error.reason}") from error
+            raise _BadRowError(f"{name!r} holds half a character: {error.reason}") from error
 
 
 def _check_messages(messages: Sequence[Any], key: str) -> None:
     if not messages:
-        raise BadRowError(f"{key!r} is an empty list of messages")
+        raise _BadRowError(f"{key!r} is an empty list of messages")
     for message in messages:
         whole = isinstance(message, dict) and isinstance(message.get("role"), str)
         if not whole or not message.get("content"):
-            raise BadRowError(
+            raise _BadRowError(
                 f"{key!r} holds a message without role and content: {_shown(message)}"
             )
 
@@ -206,13 +207,13 @@ def _label(record: Mapping[str, Any], render: _Rendering) -> str | None:
     value = None if key is None else record.get(key)
     if value is None or (isinstance(value, str) and not value.strip()):
         if render.must_have_label:
-            raise BadRowError(f"{key!r} is {'empty' if key in record else 'missing'}")
+            raise _BadRowError(f"{key!r} is {'empty' if key in record else 'missing'}")
         return None
     if isinstance(value, str):
         return value
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value):
-        raise BadRowError(f"{key!r} must be text or a finite number; got {_shown(value)}")
+        raise _BadRowError(f"{key!r} must be text or a finite number; got {_shown(value)}")
     return str(int(value)) if value == int(value) else str(value)
 
 

@@ -80,7 +80,7 @@ def seconds_text(seconds: float) -> str:
 
 def _row(bar: Bar, is_inner: bool, cell: str) -> str:
     name, unit = html.escape(bar.name), html.escape(bar.unit)
-    per_second = f"{bar.tokens / bar.seconds:,.0f} tokens/s" if bar.tokens and bar.seconds else ""
+    per_second = f"{bar.token_rate:,.0f} tokens/s" if bar.token_rate else ""
     share = 1.0 if bar.total <= 0 else min(bar.done / bar.total, 1.0)
     colour = STATE_COLOURS[bar.outcome]
     gauge = (

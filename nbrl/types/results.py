@@ -1,6 +1,6 @@
 """What a verb that does not go on along the path answers: a step, a probe, an evaluation.
 
-May import ``errors``.
+May import ``errors`` and ``samples`` beside it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from nbrl.errors import DataError
+from nbrl.types.samples import Scored
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +109,7 @@ class Evaluation:
     version: int
     pass_at: Mapping[int, tuple[float, float, float]]
     reward: tuple[float, float, float]
-    scored: Any
+    scored: Scored
     spec: Mapping[str, Any] = field(default_factory=dict)
 
     def to_pandas(self) -> pd.DataFrame:

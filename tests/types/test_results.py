@@ -6,6 +6,7 @@ import pytest
 
 from nbrl.errors import DataError
 from nbrl.types import Evaluation, Metric, Probe, StepResult
+from tests.values import make_chain
 
 NO_TOKENS = pa.table({"sample_id": pa.array([], pa.string())})
 
@@ -58,7 +59,7 @@ def test_an_evaluation_as_a_frame_and_as_a_line():
         version=2,
         pass_at={1: (0.5, 0.4, 0.6), 8: (0.9, 0.8, 1.0)},
         reward=(0.55, 0.5, 0.6),
-        scored=None,
+        scored=make_chain().scored,
     )
     frame = evaluation.to_pandas()
     assert frame.loc["pass@8"].tolist() == [0.9, 0.8, 1.0]
