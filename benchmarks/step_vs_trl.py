@@ -405,12 +405,8 @@ def main() -> int:
     parser.add_argument("--full-length", action="store_true", help="no EOS: all 32 tokens (tiny)")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument(
-        "--clock",
-        choices=sorted(CLOCKS),
-        default="wall",
-        help="cpu: the process's own seconds; on a busy machine, with OMP_NUM_THREADS=1",
-    )
+    # The process's own seconds: for a busy machine, with OMP_NUM_THREADS=1.
+    parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
     given = parser.parse_args()
     if importlib.util.find_spec("trl") is None:
         print("TRL is missing: pip install --no-deps -r requirements/bench.txt", file=sys.stderr)
