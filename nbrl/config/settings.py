@@ -76,7 +76,8 @@ class PolicyLoss:
 
     ``norm_length`` is the constant divisor of ``"seq-mean-token-sum-norm"``; ``None`` takes the
     rollouts' ``max_new_tokens``. ``correction_low`` and ``correction_high`` bound the
-    importance weight from sampler to trainer.
+    importance weight from sampler to trainer. ``gspo``'s paper averages over sequences: take
+    ``aggregation="seq-mean-token-mean"`` with it.
     """
 
     surrogate: str = "ppo"

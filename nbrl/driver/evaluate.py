@@ -27,8 +27,10 @@ def evaluate(
     """pass@k for k = 1, 2, 4, ... up to ``n``, and the mean reward, each with a 95 % interval.
 
     A sample passes where its total reward is at least ``threshold``. Intervals are bootstrapped
-    over prompts. Samples without a reward are left out of their prompt's count; a prompt without
-    ``k`` of them does not count for pass@k. Draws on its own branch of the seed tree.
+    over prompts, which is too narrow for few of them (of 95 % intervals over 8 prompts some 83 %
+    cover, over 32 some 94 %). Samples without a reward are left out of their prompt's count; a
+    prompt without ``k`` of them does not count for pass@k. Draws on its own branch of the seed
+    tree.
 
     Raises:
         RolloutError: Generation was interrupted, so that the estimate would be of a part.

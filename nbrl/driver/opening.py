@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nbrl.backends import chat
 from nbrl.backends.arithmetic import arithmetic_source
@@ -53,7 +52,7 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
     model, trainer, seed = settings.model, settings.trainer, settings.seed
     bad_seed = [] if seed >= 0 else [f"seed must be a whole number >= 0; got {seed!r}"]
     check_config("connect", model, settings.engine, trainer, extra=bad_seed)
-    source = open_source(settings.prompts, seed)
+    source = _open_source(settings.prompts, seed)
     policy = load_policy(model)
     name = settings.name or policy.name
     spec = {
@@ -64,9 +63,9 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
         "engine": to_spec(settings.engine),
         "trainer": to_spec(trainer),
         "prompts": {"name": source.name, "fingerprint": source.fingerprint},
-        "versions": versions(),
+        "versions": _versions(),
     }
-    parts = _backends(policy, settings)
+    local = _trainer(policy, settings)
     folder = open_run_folder(settings.run_dir, Path(name).name)
     folder.write_config(spec)
     return Session(
@@ -75,6 +74,10 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
             run_id=spec["run"],
             seed=seed,
             spec=spec,
+            engine=HFEngine(policy, max_batch=settings.engine.max_batch),
+            trainer=local,
+            # Nothing: the engine samples from the trainer's own weights.
+            weights_to_send=tuple,
             source=source,
             encode=lambda prompts: chat.encode_prompts(prompts, policy.tokenizer),
             decode=lambda ids: chat.decode(policy.tokenizer, ids),
@@ -82,18 +85,17 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
             micro_batch_tokens=trainer.micro_batch_tokens,
             progress=Progress(make_sink),
             folder=folder,
-            **parts,
         )
     )
 
 
-def _backends(policy: LoadedModel, settings: Settings) -> dict[str, Any]:
-    """Engine and trainer around the one policy."""
+def _trainer(policy: LoadedModel, settings: Settings) -> LocalTrainer:
+    """The trainer of the policy, with a critic where one is asked for."""
     model, trainer, seed = settings.model, settings.trainer, settings.seed
     asked, critic = trainer.critic, None
     if asked is not None:
         critic = load_critic(model, asked.path, seed=derive(seed, "critic"))
-    local = LocalTrainer(
+    return LocalTrainer(
         policy.module,
         optimizer=trainer.optimizer,
         critic=critic,
@@ -102,14 +104,9 @@ def _backends(policy: LoadedModel, settings: Settings) -> dict[str, Any]:
         gradient_checkpointing=trainer.gradient_checkpointing,
         seed=derive(seed, "trainer"),
     )
-    return {
-        "engine": HFEngine(policy, max_batch=settings.engine.max_batch),
-        "trainer": local,
-        "weights_to_send": tuple,
-    }
 
 
-def open_source(prompts: str | Prompts, seed: int) -> PromptSource:
+def _open_source(prompts: str | Prompts, seed: int) -> PromptSource:
     """Prompts by name (``"arithmetic"``), by path or hub name, or as a value."""
     if isinstance(prompts, Prompts):
         return prompts_source(prompts, seed=derive(seed, "prompts"))
@@ -118,7 +115,7 @@ def open_source(prompts: str | Prompts, seed: int) -> PromptSource:
     return prompts_source(load_prompts(prompts), seed=derive(seed, "prompts"), name=prompts)
 
 
-def versions() -> dict[str, str]:
+def _versions() -> dict[str, str]:
     """The versions of what numbers depend on."""
     found = {package: importlib.metadata.version(package) for package in VERSIONED}
     return found | {"python": platform.python_version()}

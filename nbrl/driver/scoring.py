@@ -61,7 +61,8 @@ def score(
         "seconds": {"score": watch.read()},
     }
     ids = rollouts.table.column("sample_id")
-    table = pa.table({"sample_id": ids, **_totals(found, total_of, ids), **_columns(found)})
+    columns = {**_totals(found, total_of, ids), **_filter_score(found), **_columns(found)}
+    table = pa.table({"sample_id": ids, **columns})
     return Scored(table=table, rollouts=rollouts, spec=spec)
 
 
@@ -75,7 +76,7 @@ def load_rewards(rewards: Any) -> dict[str, RewardFn]:
         return {"reward": load_reward(rewards)}
     if not rewards:
         raise ConfigError("score needs at least one reward; got an empty dict.")
-    taken = {"sample_id", "total", "status", "error", "token_rewards"}
+    taken = {"sample_id", "total", "status", "error", "token_rewards", "score"}
     problems = [
         f"a reward cannot be called {n!r}; choose another key" for n in rewards if n in taken
     ]
@@ -169,6 +170,20 @@ def _total(outcomes: Mapping[str, Outcome], total_of: Combine, sample_id: str) -
             "number."
         )
     return total
+
+
+def _filter_score(found: Mapping[str, Sequence[Outcome]]) -> dict[str, pa.Array]:
+    """The column ``score``, where one reward gives such a signal beside its value."""
+    giving = [n for n, outcomes in found.items() if any("scores" in o.extras for o in outcomes)]
+    if len(giving) > 1:
+        raise RewardError(
+            f"the rewards {giving} all give 'scores', and groups are filtered by one. Let one of "
+            "them give scores."
+        )
+    if not giving:
+        return {}
+    scores = [outcome.extras.get("scores") for outcome in found[giving[0]]]
+    return {"score": pa.array(scores, pa.float64())}
 
 
 def _columns(found: Mapping[str, Sequence[Outcome]]) -> dict[str, pa.Array]:

@@ -66,11 +66,11 @@ def trained_rows(
         keep = _left(keep, status == name, f"reward {name}", dropped)
     for name in _NOT_TRAINED:
         keep = _left(keep, finish == name, f"rollout {name}", dropped)
-    totals, groups = raw_rewards(scored), group_index(scored.rollouts)
+    scores, groups = filter_scores(scored), group_index(scored.rollouts)
     if shaping.reward_range is not None:
         rows = torch.from_numpy(np.flatnonzero(keep))
         low, high = map(float, shaping.reward_range)
-        inside = penalties.groups_inside(totals[rows], groups[rows], low, high)
+        inside = penalties.groups_inside(scores[rows], groups[rows], low, high)
         outside = np.zeros(len(scored), dtype=bool)
         outside[rows[~inside].numpy()] = True
         keep = _left(keep, outside, OUTSIDE_RANGE, dropped)
@@ -78,6 +78,16 @@ def trained_rows(
         sizes = np.bincount(groups.numpy(), weights=keep, minlength=1)[groups.numpy()]
         keep = _left(keep, sizes == 1, GROUP_OF_ONE, dropped)
     return np.flatnonzero(keep), dropped
+
+
+def filter_scores(scored: Scored) -> Float[Tensor, " N"]:
+    """What groups are filtered by: ``score`` where a reward gave one (0 is one), else the total."""
+    totals = raw_rewards(scored)
+    if "score" not in scored.table.column_names:
+        return totals
+    given = np.array(scored.table.column("score").to_numpy(), dtype=np.float64)
+    scores = torch.from_numpy(given)
+    return torch.where(torch.isnan(scores), totals, scores)
 
 
 def raw_rewards(scored: Scored) -> Float[Tensor, " N"]:

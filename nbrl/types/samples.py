@@ -222,7 +222,8 @@ class Scored:
     ``total`` is what training uses; it is null where ``status`` is not ``ok`` (``error``,
     ``timeout``, ``unparsed``, ``excluded``). A component named ``c`` has the columns ``c``,
     ``c.status``, ``c.error``, ``c.seconds`` and ``c.extras`` (JSON). A list column
-    ``token_rewards`` may be there. ``spec["fingerprints"]`` holds a hash of each reward's source.
+    ``token_rewards`` may be there, and ``score``, by which groups are filtered in place of
+    ``total``. ``spec["fingerprints"]`` holds a hash of each reward's source.
 
     Example: ``{"sample_id": "arithmetic-0@3#1", "total": 1.0, "status": "ok", "error": None,
     "reward": 1.0, "reward.status": "ok", ...}``.

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from nbrl.config import Recipe
+from nbrl.config import Recipe, Shaping
 from nbrl.errors import ConfigError, RewardError, UnknownNameError
 from tests.driver.conftest import SHORT, exact
 
@@ -96,3 +96,19 @@ def test_what_cannot_be_combined_is_refused_before_a_prompt_is_drawn(
 def test_an_unknown_error_policy_lists_the_known_ones(session, rollouts):
     with pytest.raises(UnknownNameError, match="on_error 'skip'; known: exclude, raise"):
         session.score(rollouts, halves, on_error="skip")
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"), [([0.0] * 4, 0), ([1.0] * 4, 0), ([0.0, 1.0] * 2, 4), (None, 4)]
+)
+def test_groups_are_filtered_by_scores_where_a_reward_gives_them(session, scores, kept):
+    # B24: a score of 0.0 is a score, and the interval is open at both ends.
+    def reward_func(queries, prompts, labels):
+        given = {"rewards": [0.5] * len(queries)}
+        return given if scores is None else {**given, "scores": scores}
+
+    rollouts = session.rollout(session.next_prompts(1), n=4, sampling=SHORT)
+    scored = session.score(rollouts, reward_func)
+    assert scored.table["total"].to_pylist() == [0.5] * 4
+    shaping = Shaping(reward_range=(0.0, 1.0))
+    assert len(session.compute_advantages(scored, "grpo", shaping=shaping)) == kept
