@@ -501,6 +501,14 @@ def test_the_last_number_counts(response, label, value):
 
 
 @pytest.mark.parametrize(
+    ("response", "label", "value"),
+    [("it is 12", "12", 1.0), ("3, or 4", "5", 0.5), ("-1", "2", 0.25), ("none", "12", 0.0)],
+)
+def test_a_near_number_counts_in_part(response, label, value):
+    assert graded("near_number.py", response, label) == value
+
+
+@pytest.mark.parametrize(
     ("label", "response", "value"),
     json.loads(
         r"""[
