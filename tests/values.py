@@ -5,6 +5,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from nbrl.types import Advantaged, Prompts, Rollouts, Scored
+from nbrl.types.columns import list_column
 from nbrl.types.samples import (
     ADVANTAGED_COLUMNS,
     PROMPT_COLUMNS,
@@ -52,6 +53,25 @@ def make_rollouts(
         "policy_version": [[0] * (n + 1) for n in lengths],
     }
     return Rollouts(table=_table(rows, ROLLOUT_COLUMNS, extra), prompts=prompts, spec=spec)
+
+
+def rollouts_of(
+    sources: list[list[int]], token_ids: list | None = None, **columns: pa.Array
+) -> Rollouts:
+    """Samples of one prompt with these token sources; ids count up from 1 unless they are given.
+
+    ``columns`` are put in the place of others, or added.
+    """
+    counted = [list(range(1, len(row) + 1)) for row in sources]
+    zeros = [[0] * len(row) for row in sources]
+    token_columns = {
+        "token_ids": list_column(counted if token_ids is None else token_ids, pa.int32()),
+        "source": list_column(sources, pa.int8()),
+        "rollout_logprobs": list_column(zeros, pa.float32()),
+        "policy_version": list_column(zeros, pa.int64()),
+    }
+    made = make_rollouts(make_prompts(1), [1] * len(sources), sampling={"max_new_tokens": 100})
+    return made.with_columns(token_columns | columns)
 
 
 def make_scored(rollouts: Rollouts, totals: list[float | None], **spec) -> Scored:

@@ -15,31 +15,17 @@ from nbrl.errors import ConfigError, DataError, UnknownNameError
 from nbrl.functional.dialects import dialect
 from nbrl.functional.estimators import ESTIMATORS, Estimator, estimate
 from nbrl.stages.advantages import columns_needed, compute_advantages, estimator_name
-from nbrl.types import Rollouts, Scored
+from nbrl.types import Scored
 from nbrl.types.columns import list_column
-from tests.values import make_prompts, make_rollouts, make_scored
+from tests.values import make_prompts, make_rollouts, make_scored, rollouts_of
 
 FLOATS = pa.list_(pa.float32())
 
 
-def rollouts_of(sources, groups, **changes) -> Rollouts:
-    """Rollouts with these token sources and group ids; ``changes`` replace or add columns."""
-    made = make_rollouts(make_prompts(1), [1] * len(sources), sampling={"max_new_tokens": 100})
-    zeros = [[0] * len(row) for row in sources]
-    table = {
-        "token_ids": list_column(zeros, pa.int32()),
-        "source": list_column(sources, pa.int8()),
-        "rollout_logprobs": list_column(zeros, pa.float32()),
-        "policy_version": list_column(zeros, pa.int64()),
-        "group_id": pa.array(groups, pa.string()),
-        **changes,
-    }
-    return made.with_columns(table)
-
-
 def scored_of(totals, sources=None, groups=None, **changes) -> Scored:
     rows = sources or [[0, 1]] * len(totals)
-    return make_scored(rollouts_of(rows, groups or ["g"] * len(totals), **changes), totals)
+    named = pa.array(groups or ["g"] * len(totals), pa.string())
+    return make_scored(rollouts_of(rows, group_id=named, **changes), totals)
 
 
 def lists(*rows):

@@ -9,51 +9,10 @@ import torch
 
 from nbrl.errors import ConfigError, DataError
 from nbrl.stages.batching import make_batches, scatter, split_minibatches
-from nbrl.types import Prompts, Rollouts
-from nbrl.types.columns import list_column, ragged_column
+from nbrl.types.columns import ragged_column
+from tests.values import rollouts_of
 
 PROMPT, POLICY, ENVIRONMENT = 0, 1, 2
-
-
-def rollouts_of(sources, token_ids=None, temperature=1.0):
-    """Rollouts with these sources a row; token ids count up from 1 unless given."""
-    n = len(sources)
-    if token_ids is None:
-        token_ids = [[1 + t for t in range(len(s))] for s in sources]
-    zeros = [[0.0] * len(s) for s in sources]
-    prompts = pa.table(
-        {
-            "prompt_id": ["p"],
-            "prompt": ["p"],
-            "messages": pa.array([None], pa.string()),
-            "label": pa.array([None], pa.string()),
-            "metadata": ["{}"],
-        }
-    )
-    table = pa.table(
-        {
-            "sample_id": [f"p@0#{i}" for i in range(n)],
-            "prompt_id": ["p"] * n,
-            "group_id": ["p@0"] * n,
-            "response": [""] * n,
-            "finish_reason": ["stop"] * n,
-            "truncated": pa.array([False] * n, pa.bool_()),
-            "temperature": pa.array(np.broadcast_to(float(temperature), n), pa.float64())
-            if np.isscalar(temperature)
-            else pa.array(temperature, pa.float64()),
-            "seed": pa.array(range(n), pa.uint64()),
-            "version_min": pa.array([0] * n, pa.int64()),
-            "version_max": pa.array([0] * n, pa.int64()),
-            "num_turns": pa.array([1] * n, pa.int32()),
-            "seconds": pa.array([0.0] * n, pa.float64()),
-            "error": pa.array([None] * n, pa.string()),
-            "token_ids": list_column(token_ids, pa.int32()),
-            "source": list_column(sources, pa.int8()),
-            "rollout_logprobs": list_column(zeros, pa.float32()),
-            "policy_version": list_column(zeros, pa.int64()),
-        }
-    )
-    return Rollouts(table=table, prompts=Prompts(table=prompts))
 
 
 def random_rollouts(n, seed=0, longest_prompt=9, longest_response=30, least_response=0):
@@ -170,7 +129,7 @@ def test_a_row_longer_than_the_bound_stands_alone():
 
 
 def test_temperature_travels_with_the_row_and_greedy_is_one():
-    rollouts = rollouts_of([[0, 1], [0, 1, 1], [0, 1, 1, 1]], temperature=[0.5, 0.0, 2.0])
+    rollouts = rollouts_of([[0, 1], [0, 1, 1], [0, 1, 1, 1]], temperature=pa.array([0.5, 0.0, 2.0]))
     for batch in make_batches(rollouts, {}, max_tokens=100):
         assert batch.temperature.tolist() == [[0.5, 1.0, 2.0][r] for r in batch.rows]
 
@@ -189,9 +148,9 @@ def test_bad_columns_are_refused():
     with pytest.raises(DataError, match="'advantages' has rows of other lengths"):
         make_batches(rollouts, {"advantages": short}, max_tokens=100)
     mask = pa.array([[False, True, True], [True, True]], pa.list_(pa.bool_()))
-    with pytest.raises(DataError, match=r"first in 'p@0#1' at 0"):
+    with pytest.raises(DataError, match=r"first in 'p0@0#1' at 0"):
         make_batches(rollouts, {}, mask=mask, max_tokens=100)
-    with pytest.raises(DataError, match=r"1 samples start with a policy token, e.g. 'p@0#0'"):
+    with pytest.raises(DataError, match=r"1 samples start with a policy token, e.g. 'p0@0#0'"):
         make_batches(rollouts_of([[1, 1], [0, 1]]), {}, max_tokens=100)
 
 

@@ -15,8 +15,7 @@ from nbrl.stages.shaping import (
     shaping_problems,
     trained_rows,
 )
-from nbrl.types.columns import list_column
-from tests.values import make_prompts, make_rollouts, make_scored
+from tests.values import make_prompts, make_rollouts, make_scored, rollouts_of
 
 
 def toy(totals, groups, **columns):
@@ -36,15 +35,7 @@ def test_largest_group_counts_bad_samples_too():
 
 
 def test_policy_lengths_count_sampled_tokens():
-    source = list_column([[0, 1, 2, 1], [0, 0], [], [1, 1, 1]], pa.int8())
-    scored = toy([0.0] * 4, list("aaaa"))
-    table = scored.rollouts.table
-    for name in ("token_ids", "rollout_logprobs", "policy_version"):
-        kind = table.schema.field(name).type.value_type
-        rows = [[0] * n for n in (4, 2, 0, 3)]
-        table = table.set_column(table.column_names.index(name), name, list_column(rows, kind))
-    table = table.set_column(table.column_names.index("source"), "source", source)
-    rollouts = type(scored.rollouts)(table=table, prompts=scored.rollouts.prompts)
+    rollouts = rollouts_of([[0, 1, 2, 1], [0, 0], [], [1, 1, 1]])
     assert policy_lengths(rollouts).tolist() == [2, 0, 0, 3]
 
 
