@@ -167,9 +167,11 @@ def test_gradients_are_clipped_to_the_norm():
 def test_schedule_values():
     trainer = make_trainer(Optimizer(lr=1.0e-3, schedule="linear", warmup_steps=2, total_steps=6))
     batch = make_batch(LENGTHS)
-    terms = trainer.step([[batch]] * 7, PolicyLoss(), still)
+    with pytest.raises(StepError, match=r"7 more optimizer steps .*total_steps=6, of which 0"):
+        trainer.step([[batch]] * 7, PolicyLoss(), still)
+    terms = trainer.step([[batch]] * 6, PolicyLoss(), still)
     rates = [t.metrics["lr"].value for t in terms]
-    assert rates == pytest.approx([0.0, 5e-4, 1e-3, 7.5e-4, 5e-4, 2.5e-4, 0.0])
+    assert rates == pytest.approx([0.0, 5e-4, 1e-3, 7.5e-4, 5e-4, 2.5e-4])
 
 
 @pytest.mark.parametrize(
