@@ -1,7 +1,7 @@
 """Makes the tiny model: ``python -m nbrl.assets.make_tiny OUT``; imports torch, transformers.
 
-A character-level tokenizer and a Qwen2 of 0.3 million parameters that has read a book of sums
-in which many answers are wrong and many end in a doubtful ``?``. It knows addition, and it has
+A tokenizer of single bytes and a Qwen2 of 0.3 million parameters that has read a book of sums in
+which many answers are wrong and many end in a doubtful ``?``. It knows addition, and it has
 learned to blunder and to doubt as often as the book does: reinforcement learning has something
 to take away. Held-out sums are not in the book. Everything is drawn from one seed.
 """
@@ -11,16 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from nbrl.backends.arithmetic import pairs
 
 PAD, EOS = "<pad>", "<eos>"
 PAD_ID, EOS_ID = 0, 1
-CHARACTERS = "\n" + "".join(chr(c) for c in range(32, 127))
 SEED = 20250
-STEPS = 1000
+STEPS = 1500
 BATCH = 256
 PEAK_LR = 2e-3
 WARMUP = 100
@@ -30,26 +29,29 @@ DOUBTS = 0.45
 """The share of answers in the book that end in a question mark, which makes them wrong too."""
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One id a character: printable ASCII and the line break, after ``<pad>`` and ``<eos>``.
+def make_tokenizer() -> Qwen2Tokenizer:
+    """One id a byte, ``byte + 2``, after ``<pad>`` and ``<eos>``: one a character in ASCII.
 
-    Text with any other character cannot be encoded and raises. No special token is added.
+    Any text can be encoded. No special token is added. The class is the one that transformers takes
+    for every Qwen2 checkpoint, whatever its files say; another would change when it is loaded.
     """
-    vocab = {token: i for i, token in enumerate([PAD, EOS, *CHARACTERS])}
-    tokenizer = Tokenizer(models.WordLevel(vocab))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    # The names that byte-level tokenizers give the bytes, in the order of the bytes.
+    names = sorted(bytes_to_unicode().items())
+    vocab = {PAD: PAD_ID, EOS: EOS_ID, **{name: byte + 2 for byte, name in names}}
+    return Qwen2Tokenizer(
+        vocab=vocab,
+        merges=[],
         pad_token=PAD,
         eos_token=EOS,
+        # Never met, since every byte is known; its default would be one more id.
+        unk_token=PAD,
         padding_side="left",
         model_max_length=256,
         clean_up_tokenization_spaces=False,
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+def make_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
     """The untrained model, from the global torch seed."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -87,7 +89,7 @@ def book_page(rng: np.random.Generator, size: int) -> list[str]:
 
 
 def _batch(
-    tokenizer: PreTrainedTokenizerFast, lines: list[str]
+    tokenizer: Qwen2Tokenizer, lines: list[str]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Ids, attention mask, and labels that are -100 but on the answer and its end."""
     rows = tokenizer(lines)["input_ids"]
@@ -110,9 +112,7 @@ def _lr(step: int, steps: int) -> float:
     return PEAK_LR * (0.1 + 0.45 * (1 + np.cos(np.pi * done)))
 
 
-def train(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, steps: int, seed: int
-) -> float:
+def train(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, *, steps: int, seed: int) -> float:
     """Reads the book; returns the last loss. Weights end up rounded to bfloat16."""
     rng = np.random.default_rng(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98))

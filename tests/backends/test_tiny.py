@@ -31,16 +31,19 @@ def share_right(pairs_of: list[tuple[str, str]]) -> float:
     return sum(text == label for text, label in pairs_of) / len(pairs_of)
 
 
-def test_every_character_is_one_id_and_comes_back():
+def test_every_byte_is_one_id_and_comes_back():
     for tokenizer in (make_tiny.make_tokenizer(), AutoTokenizer.from_pretrained(TINY)):
-        text = make_tiny.CHARACTERS + "  a  b ,c \n"
+        text = "".join(map(chr, range(128))) + "  a  b ,c \n\r\n I'm"
         ids = tokenizer(text)["input_ids"]
-        assert len(ids) == len(text)
+        assert ids == [ord(c) + 2 for c in text]
         assert tokenizer.decode(ids) == text
-        assert tokenizer("7+42=")["input_ids"] == [26, 14, 23, 21, 32]
-        assert len(tokenizer) == 98
+        assert tokenizer.decode(tokenizer("\u00e9\u2212\U0001f642")["input_ids"]) == (
+            "\u00e9\u2212\U0001f642"
+        )
+        assert len(tokenizer) == 258
         assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)
-        assert tokenizer.decode([26, 1, 0], skip_special_tokens=True) == "7"
+        assert tokenizer("7<eos>")["input_ids"] == [57, 1]
+        assert tokenizer.decode([57, 1, 0], skip_special_tokens=True) == "7"
 
 
 def test_the_shipped_files_are_what_the_script_describes():
@@ -48,7 +51,7 @@ def test_the_shipped_files_are_what_the_script_describes():
     shipped = load_file(TINY / "model.safetensors")
     wanted = {n: p.shape for n, p in made.named_parameters()}
     assert {n: t.shape for n, t in shipped.items()} == wanted
-    assert sum(p.numel() for p in made.parameters()) == 308_608
+    assert sum(p.numel() for p in made.parameters()) == 329_088
     assert (TINY / "model.safetensors").stat().st_size < 1_400_000
     # Rounded, so that float32 and bfloat16 hold the same weights.
     assert all(torch.equal(t, t.bfloat16().float()) for t in shipped.values())
