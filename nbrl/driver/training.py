@@ -26,6 +26,7 @@ from nbrl.errors import ConfigError, StoreError, unknown_name
 from nbrl.protocols import ANNOTATIONS, LossTerms, MicroBatch
 from nbrl.stages import advantages as stage
 from nbrl.stages.batching import make_batches, scatter
+from nbrl.stages.shaping import largest_group
 from nbrl.types import Advantaged, Probe, Rollouts, Scored, StepResult
 
 
@@ -65,7 +66,9 @@ def compute_advantages(
     runtime: Runtime, scored: Scored, estimator: Any, *, kl: KL | None, shaping: Shaping | None
 ) -> Advantaged:
     """The pure stage, after fetching the reference log-probs and values that it needs."""
-    check_config("compute_advantages", kl, shaping)
+    # What can be refused is refused before the model is asked for columns.
+    alone = stage.estimator_problems(estimator, largest_group(scored))
+    check_config("compute_advantages", kl, shaping, extra=alone)
     watch = Stopwatch()
     needed = stage.columns_needed(estimator, kl)
     missing = [n for n in needed if n not in scored.rollouts.table.column_names]

@@ -184,10 +184,10 @@ def _check_prompts(requests: Sequence[GenerationRequest], model: LoadedModel) ->
 
 def _window(model: LoadedModel) -> int | None:
     """The sliding attention window, if layers have one; raises for layers without such a cache."""
-    config = model.module.config.get_text_config()  # pyright: ignore -- a PreTrainedModel's or PEFT's
+    config = model.module.config.get_text_config()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue] -- PEFT's, too
     settings = config.to_dict()
     kinds = settings.get("layer_types") or ()
-    attention = model.module.config._attn_implementation  # pyright: ignore -- as above
+    attention = model.module.config._attn_implementation  # pyright: ignore[reportAttributeAccessIssue] -- as above
     unknown = sorted(set(kinds) - set(LAYER_TYPES))
     if unknown or attention not in ATTENTIONS:
         raise ConfigError(

@@ -26,7 +26,7 @@ from nbrl.backends.trainers.passes import (
 from nbrl.backends.trainers.probing import probe_losses
 from nbrl.backends.trainers.sketch import gradient_norm
 from nbrl.config import Optimizer, PolicyLoss
-from nbrl.errors import StepError, unknown_name
+from nbrl.errors import ConfigError, StepError, unknown_name
 from nbrl.functional.reductions import Totals
 from nbrl.protocols import ANNOTATIONS, Advance, LossTerms, MicroBatch
 from nbrl.types import Metric
@@ -62,7 +62,12 @@ class LocalTrainer:
                 where the policy carries an adapter: the reference is then the policy without it.
             gradient_checkpointing: Compute activations again in the backward pass.
             seed: Of the adapter's dropout.
+
+        Raises:
+            ConfigError: Half of critic and ``critic_optimizer``; checkpointing without support.
         """
+        if (critic is None) != (critic_optimizer is None):
+            raise ConfigError("a critic and a critic_optimizer go together; pass both or neither.")
         self._models = gather_models(policy, critic, gradient_checkpointing=gradient_checkpointing)
         self._learners = [Learner(policy, optimizer)]
         if critic is not None and critic_optimizer is not None:
@@ -78,13 +83,15 @@ class LocalTrainer:
 
         Raises:
             UnknownNameError: A column that is not known here.
-            StepError: ``values`` without a critic.
+            StepError: ``values`` without a critic, ``ref_logprobs`` without a reference.
         """
         for name in wanted:
             if name not in ANNOTATIONS:
                 raise unknown_name("token column", name, ANNOTATIONS)
         if "values" in wanted and self._models.critic is None:
             raise StepError("annotate 'values': this trainer has no critic. Give it one.")
+        if "ref_logprobs" in wanted and self._load_reference is None and not self._models.adapted:
+            raise StepError("annotate 'ref_logprobs': this trainer has no reference. Give it one.")
         if "ref_logprobs" in wanted and self._reference is None and self._load_reference:
             with torch.random.fork_rng(devices=[]):
                 self._reference = self._load_reference()
@@ -151,7 +158,7 @@ class LocalTrainer:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """The policy's parameters by their names in the checkpoint, an adapter merged into them."""
-        if self._load_reference is None:
+        if self._models.adapted:
             return merged_weights(self._models.policy)
         return ((name, p.detach()) for name, p in self._models.policy.named_parameters())
 

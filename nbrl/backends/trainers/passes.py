@@ -24,11 +24,12 @@ class Models:
     """The modules that are trained, and those inside them that know a training mode.
 
     ``checkpointed`` are the layers that compute their activations again in the backward pass,
-    ``dropouts`` those of a LoRA adapter.
+    ``dropouts`` those of a LoRA adapter. ``adapted`` says whether the policy carries one.
     """
 
     policy: nn.Module
     critic: nn.Module | None
+    adapted: bool
     checkpointed: tuple[nn.Module, ...]
     dropouts: tuple[nn.Module, ...]
 
@@ -71,6 +72,7 @@ def gather_models(
     return Models(
         policy=policy,
         critic=critic,
+        adapted=any("lora_" in name for name, _ in policy.named_parameters()),
         checkpointed=tuple(checkpointed),
         dropouts=tuple(m for name, m in named if "lora_dropout" in name.split(".")),
     )

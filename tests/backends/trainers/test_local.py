@@ -20,7 +20,7 @@ from nbrl.backends.models import ValueModel
 from nbrl.backends.trainers.local import LocalTrainer
 from nbrl.backends.trainers.optimizers import Learner
 from nbrl.config import KL, Optimizer, PolicyLoss
-from nbrl.errors import StepError, UnknownNameError
+from nbrl.errors import ConfigError, StepError, UnknownNameError
 from tests.backends.trainers.small import make_batch, make_policy, split, still
 
 LENGTHS = [6, 1, 3, 4, 2, 6, 1, 5]
@@ -582,3 +582,16 @@ def test_describe_counts_what_is_resident():
     assert described["parameters"] == described["trainable"] == count
     assert described["bytes"] == 4 * count
     assert (described["kind"], described["dtype"], described["version"]) == ("local", "float32", 0)
+
+
+def test_a_trainer_without_a_reference_says_so_and_gives_its_weights():
+    policy = make_policy()
+    trainer = LocalTrainer(policy, optimizer=Optimizer())
+    with pytest.raises(StepError, match="no reference"):
+        trainer.annotate([], ["ref_logprobs"], lambda units, tokens: None)
+    assert dict(trainer.weights()).keys() == dict(policy.named_parameters()).keys()
+
+
+def test_a_critic_and_its_optimizer_go_together():
+    with pytest.raises(ConfigError, match="go together"):
+        LocalTrainer(make_policy(), optimizer=Optimizer(), critic_optimizer=Optimizer())
