@@ -35,8 +35,8 @@ real: setup ## A few steps on a real pretrained model, through the same notebook
 	$(BIN)/python -m nbrl.notebook.batch notebooks/01_first_step.ipynb $(RUNS)/real \
 	  $(REAL) $(ARGS)
 
-REAL := -p model=smollm2-135m-instruct -p prompts=reasoning-gym:basic_arithmetic \
-  -p reward=../reward_fns/last_number.py -p num_prompts=4 \
+REAL := -p model=smollm2-135m-instruct -p prompts=reasoning-gym:letter_counting -p chat=true \
+  -p reward=../reward_fns/near_number.py -p num_prompts=3 \
   -p n=4 -p max_new_tokens=24 -p lr=1e-5 -p steps=2 -p held_out=4
 
 ##@ Check it

@@ -25,13 +25,15 @@ QUICK = {
 }
 REAL = {
     "model": "smollm2-135m-instruct",
-    "prompts": "reasoning-gym:basic_arithmetic",
+    "prompts": "reasoning-gym:letter_counting",
+    "chat": True,
+    "reward": "../reward_fns/near_number.py",
     "num_prompts": 2,
     "n": 2,
     "max_new_tokens": 8,
-    "lr": 1e-6,
+    "lr": 1e-5,
     "steps": 1,
-    "held_out": 2,
+    "held_out": 1,
 }
 
 
