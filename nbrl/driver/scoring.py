@@ -46,7 +46,9 @@ def score(
     functions = load_rewards(rewards)
     total_of = combination(combine, functions)
     good = [e is None for e in rollouts.table.column("error").to_pylist()]
-    rows = [row for row, keep in zip(_rows(rollouts), good, strict=True) if keep]
+    whole = any("rollout" in function.parameters for function in functions.values())
+    asked = _rows(rollouts, whole=whole)
+    rows = [row for row, keep in zip(asked, good, strict=True) if keep]
     found: dict[str, list[Outcome]] = {}
     with runtime.progress.phase("score", len(rows) * len(functions), "rewards") as advance:
         for name, function in functions.items():
@@ -117,9 +119,16 @@ def combination(combine: Any, functions: Mapping[str, RewardFn]) -> Combine:
     )
 
 
-def _rows(rollouts: Rollouts) -> list[dict[str, Any]]:
-    """What a reward may ask of each sample, by parameter name."""
-    records = rollouts.to_arrow().to_pylist()
+ROW_COLUMNS = ("sample_id", "prompt", "response", "label", "messages", "metadata")
+
+
+def _rows(rollouts: Rollouts, *, whole: bool) -> list[dict[str, Any]]:
+    """What a reward may ask of each sample, by parameter name.
+
+    The token columns are made into lists only where a reward wants the ``whole`` rollout.
+    """
+    table = rollouts.to_arrow()
+    records = (table if whole else table.select(ROW_COLUMNS)).to_pylist()
     return [
         {
             "sample_id": r["sample_id"],
@@ -128,7 +137,7 @@ def _rows(rollouts: Rollouts) -> list[dict[str, Any]]:
             "label": r["label"],
             "messages": json.loads(r["messages"]) if r["messages"] is not None else None,
             "metadata": json.loads(r["metadata"]) if r["metadata"] else {},
-            "rollout": r,
+            **({"rollout": r} if whole else {}),
         }
         for r in records
     ]
