@@ -17,6 +17,8 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,\
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # what is meant to need no download says so if it ever asks for one
 demo real test: export HF_HUB_OFFLINE := 1
+# the tests' tensors are tiny: a second thread gains little, and waits long where the machine is busy
+test: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
 
 ##@ See it
 .PHONY: demo
