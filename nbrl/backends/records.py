@@ -57,6 +57,8 @@ def read_records(source: str, split: str, limit: int | None) -> tuple[str, Rows]
                 "those rows, and leave split out."
             )
         return _named([path]), READERS[path.suffix](path)
+    if path.suffix in READERS:
+        raise DataError(f"{source}: there is no such file, looked for at {path.absolute()}.")
     files = _files_of(path, split)
     if files:
         return _named(files), _all_of(files)

@@ -3,7 +3,7 @@
 May import ``functional`` and ``errors``.
 """
 
-from nbrl.config.checks import check_config, kl_problems
+from nbrl.config.checks import check_config, kind_problems, kl_problems, whole_problems
 from nbrl.config.settings import (
     ESTIMATOR_ALIASES,
     KL,
@@ -37,7 +37,9 @@ __all__ = [
     "Trainer",
     "check_config",
     "is_changed",
+    "kind_problems",
     "kl_problems",
     "to_spec",
     "wants_reference",
+    "whole_problems",
 ]

@@ -6,7 +6,7 @@ starts work, so that all problems of a request come in one message.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
-from typing import Any
+from typing import Any, TypeGuard, get_args
 
 from nbrl.config.settings import (
     KL,
@@ -44,19 +44,33 @@ TRAINERS = ("local",)
 Check = Callable[[Any], Iterator[str]]
 
 
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _nested(name: str, value: object, kind: type, *, optional: bool = True) -> Iterator[str]:
+    """The problems of settings inside settings, or that they are of another kind."""
+    if isinstance(value, kind):
+        yield from CHECKS[kind](value)
+    elif value is not None or not optional:
+        yield from kind_problems({name: (value, kind)})
+
+
 def _bounded(
     name: str,
-    value: float | None,
+    value: Any,
     low: float = -inf,
     high: float = inf,
     *,
     open_low: bool = False,
 ) -> Iterator[str]:
-    """A problem where a number lies outside its interval; ``None`` always passes."""
-    if value is None:
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) != inf
-    if number and low <= value <= high and not (open_low and value == low):
+    """A problem where something is not a number inside its interval."""
+    if (
+        _is_number(value)
+        and abs(value) != inf
+        and low <= value <= high
+        and not (open_low and value == low)
+    ):
         return
     left = "(" if open_low or low == -inf else "["
     right = ")" if high == inf else "]"
@@ -70,17 +84,16 @@ def _among(name: str, value: object, known: Iterable[str]) -> Iterator[str]:
         yield f"{name} {value!r} is unknown; known: {', '.join(listed)}"
 
 
-def _whole(name: str, value: int | None, low: int) -> Iterator[str]:
-    """A problem where something is not an integer from ``low`` up; ``None`` always passes."""
-    if value is None:
-        return
+def _whole(name: str, value: object, low: int) -> Iterator[str]:
+    """A problem where something is not an integer from ``low`` up."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         yield f"{name} must be a whole number >= {low}; got {value!r}"
 
 
-def _interval(name: str, value: tuple[float, float] | None) -> Iterator[str]:
-    """A problem where a pair is not (low, high) with low < high."""
-    if value is not None and not (len(value) == 2 and value[0] < value[1]):
+def _interval(name: str, value: Any) -> Iterator[str]:
+    """A problem where something is not a pair (low, high) of numbers with low < high."""
+    pair = isinstance(value, tuple | list) and len(value) == 2
+    if value is not None and not (pair and all(map(_is_number, value)) and value[0] < value[1]):
         yield f"{name} must be (low, high) with low < high; got {value!r}"
 
 
@@ -88,26 +101,31 @@ def _sampling(c: Sampling) -> Iterator[str]:
     yield from _bounded("Sampling.temperature", c.temperature, 0.0)
     yield from _bounded("Sampling.top_p", c.top_p, 0.0, 1.0, open_low=True)
     yield from _whole("Sampling.top_k", c.top_k, 0)
-    yield from _whole("Sampling.max_new_tokens", c.max_new_tokens, 1)
+    if c.max_new_tokens is not None:
+        yield from _whole("Sampling.max_new_tokens", c.max_new_tokens, 1)
     yield from _whole("Sampling.seed", c.seed, 0)
-    if isinstance(c.stop, str) or any(not isinstance(s, str) or not s for s in c.stop):
+    listed = isinstance(c.stop, tuple | list)
+    if not listed or any(not isinstance(s, str) or not s for s in c.stop):
         yield f"Sampling.stop must be a tuple of non-empty strings; got {c.stop!r}"
-    if c.temperature == 0 and (c.top_p < 1 or c.top_k > 0):
+    if c.temperature == 0 and is_changed(c, "top_p", "top_k"):
         yield "Sampling.top_p and top_k have no effect with temperature=0 (greedy); drop them"
 
 
 def _kl(c: KL) -> Iterator[str]:
     yield from _bounded("KL.coef", c.coef, 0.0)
     yield from _among("KL.kind", c.kind, KL_KINDS)
-    yield from _bounded("KL.clamp", c.clamp, 0.0, open_low=True)
+    if c.clamp is not None:
+        yield from _bounded("KL.clamp", c.clamp, 0.0, open_low=True)
 
 
 def _shaping(c: Shaping) -> Iterator[str]:
     yield from _interval("Shaping.reward_range", c.reward_range)
     yield from _interval("Shaping.reward_clip", c.reward_clip)
-    yield from _whole("Shaping.overlong_buffer", c.overlong_buffer, 1)
+    if c.overlong_buffer is not None:
+        yield from _whole("Shaping.overlong_buffer", c.overlong_buffer, 1)
     yield from _bounded("Shaping.overlong_penalty", c.overlong_penalty, 0.0, open_low=True)
-    yield from _bounded("Shaping.stop_properly", c.stop_properly, high=1.0)
+    if c.stop_properly is not None:
+        yield from _bounded("Shaping.stop_properly", c.stop_properly, high=1.0)
     if c.overlong_buffer is None and is_changed(c, "overlong_penalty"):
         yield "Shaping.overlong_penalty has no effect without overlong_buffer; pass both"
 
@@ -116,9 +134,11 @@ def _policy_loss(c: PolicyLoss) -> Iterator[str]:
     yield from _among("PolicyLoss.surrogate", c.surrogate, SURROGATES)
     yield from _bounded("PolicyLoss.eps_low", c.eps_low, 0.0, open_low=True)
     yield from _bounded("PolicyLoss.eps_high", c.eps_high, 0.0, open_low=True)
-    yield from _bounded("PolicyLoss.dual_clip", c.dual_clip, 1.0, open_low=True)
+    if c.dual_clip is not None:
+        yield from _bounded("PolicyLoss.dual_clip", c.dual_clip, 1.0, open_low=True)
     yield from _among("PolicyLoss.aggregation", c.aggregation, AGGREGATIONS)
-    yield from _whole("PolicyLoss.norm_length", c.norm_length, 1)
+    if c.norm_length is not None:
+        yield from _whole("PolicyLoss.norm_length", c.norm_length, 1)
     yield from _bounded("PolicyLoss.entropy_coef", c.entropy_coef)
     yield from _bounded("PolicyLoss.value_coef", c.value_coef, 0.0)
     yield from _bounded("PolicyLoss.value_clip", c.value_clip, 0.0, open_low=True)
@@ -145,10 +165,15 @@ def _optimizer(c: Optimizer) -> Iterator[str]:
     yield from _bounded("Optimizer.lr", c.lr, 0.0)
     yield from _bounded("Optimizer.eps", c.eps, 0.0, open_low=True)
     yield from _bounded("Optimizer.weight_decay", c.weight_decay, 0.0)
-    yield from _bounded("Optimizer.max_grad_norm", c.max_grad_norm, 0.0, open_low=True)
+    if c.max_grad_norm is not None:
+        yield from _bounded("Optimizer.max_grad_norm", c.max_grad_norm, 0.0, open_low=True)
     yield from _among("Optimizer.schedule", c.schedule, SCHEDULES)
     yield from _whole("Optimizer.warmup_steps", c.warmup_steps, 0)
-    yield from _whole("Optimizer.total_steps", c.total_steps, 1)
+    if c.total_steps is not None:
+        yield from _whole("Optimizer.total_steps", c.total_steps, 1)
+    if not (isinstance(c.betas, tuple | list) and len(c.betas) == 2):
+        yield f"Optimizer.betas must be two numbers; got {c.betas!r}"
+        return
     for beta in c.betas:
         yield from _bounded("Optimizer.betas", beta, 0.0, 1.0)
     ends = c.schedule in ("linear", "cosine", "cosine_with_min_lr")
@@ -168,15 +193,14 @@ def _optimizer(c: Optimizer) -> Iterator[str]:
 
 
 def _critic(c: Critic) -> Iterator[str]:
-    yield from _optimizer(c.optimizer)
+    yield from _nested("Critic.optimizer", c.optimizer, Optimizer, optional=False)
 
 
 def _trainer(c: Trainer) -> Iterator[str]:
     yield from _among("Trainer.kind", c.kind, TRAINERS)
     yield from _whole("Trainer.micro_batch_tokens", c.micro_batch_tokens, 1)
-    yield from _optimizer(c.optimizer)
-    if c.critic is not None:
-        yield from _critic(c.critic)
+    yield from _nested("Trainer.optimizer", c.optimizer, Optimizer, optional=False)
+    yield from _nested("Trainer.critic", c.critic, Critic)
 
 
 def _engine(c: Engine) -> Iterator[str]:
@@ -194,20 +218,18 @@ def _model(c: Model) -> Iterator[str]:
     yield from _among("Model.dtype", c.dtype, DTYPES)
     if not c.path:
         yield "Model.path is empty; pass 'tiny', a folder, or a name on the hub"
-    if c.lora is not None:
-        yield from _lora(c.lora)
+    yield from _nested("Model.lora", c.lora, Lora)
 
 
 def _recipe(c: Recipe) -> Iterator[str]:
     for name in ("prompts", "n", "minibatches", "epochs"):
         yield from _whole(f"Recipe.{name}", getattr(c, name), 1)
-    yield from _sampling(c.sampling)
-    yield from _policy_loss(c.loss)
-    if c.kl is not None:
-        yield from _kl(c.kl)
-    if c.shaping is not None:
-        yield from _shaping(c.shaping)
-    yield from kl_problems(c.kl, c.loss)
+    yield from _nested("Recipe.sampling", c.sampling, Sampling, optional=False)
+    yield from _nested("Recipe.loss", c.loss, PolicyLoss, optional=False)
+    yield from _nested("Recipe.kl", c.kl, KL)
+    yield from _nested("Recipe.shaping", c.shaping, Shaping)
+    if isinstance(c.loss, PolicyLoss) and isinstance(c.kl, KL):
+        yield from kl_problems(c.kl, c.loss)
 
 
 def kl_problems(in_reward: KL | None, loss: PolicyLoss) -> Iterator[str]:
@@ -231,6 +253,32 @@ CHECKS: Mapping[type, Check] = {
 }
 
 
+def kind_problems(given: Mapping[str, tuple[object, Any]]) -> Iterator[str]:
+    """A problem for each argument that is not of the kind that its name takes.
+
+    Args:
+        given: By the argument's name, what was given and what it must be.
+    """
+    for name, (value, kind) in given.items():
+        if not isinstance(value, kind):
+            yield f"{name} must be {_article(kind)}; got {type(value).__name__} {value!r:.80}"
+
+
+def whole_problems(given: Mapping[str, tuple[object, int]]) -> Iterator[str]:
+    """A problem for each argument that is not a whole number from its lower bound up."""
+    for name, (value, low) in given.items():
+        yield from _whole(name, value, low)
+
+
+def _article(kind: Any) -> str:
+    """What a type, or a union of some, is called in a message."""
+    kinds = get_args(kind) or (kind,)
+    return " or ".join(
+        f"nbrl.{k.__name__}" if k.__module__.startswith("nbrl.") else f"a {k.__name__}"
+        for k in kinds
+    )
+
+
 def check_config(asked: str, *components: object, extra: Iterable[str] = ()) -> None:
     """Raise one :class:`~nbrl.errors.ConfigError` that lists every problem of a request.
 
@@ -239,7 +287,13 @@ def check_config(asked: str, *components: object, extra: Iterable[str] = ()) -> 
         components: Settings from this module; ``None`` is passed over.
         extra: Problems that only the caller can see, e.g. rules across components.
     """
-    problems = [p for c in components if c is not None for p in CHECKS[type(c)](c)]
+    problems = []
+    for component in components:
+        if type(component) in CHECKS:
+            problems.extend(CHECKS[type(component)](component))
+        elif component is not None:
+            known = ", ".join(f"nbrl.{kind.__name__}" for kind in CHECKS)
+            problems.append(f"{component!r:.80} is not one of the settings {known}")
     problems.extend(extra)
     if problems:
         raise all_problems(asked, problems)

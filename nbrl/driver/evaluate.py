@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nbrl.config import Sampling, to_spec
+from nbrl.config import Sampling, check_config, kind_problems, to_spec, whole_problems
 from nbrl.driver.rollout import EVALUATION, rollout
 from nbrl.driver.runtime import Runtime
 from nbrl.driver.scoring import score
@@ -35,6 +35,8 @@ def evaluate(
     Raises:
         RolloutError: Generation was interrupted, so that the estimate would be of a part.
     """
+    kinds = {"prompts": (prompts, Prompts), "threshold": (threshold, int | float)}
+    check_config("evaluate", extra=[*kind_problems(kinds), *whole_problems({"n": (n, 1)})])
     if not len(prompts):
         raise ConfigError("evaluate needs prompts; got none.")
     rollouts = rollout(runtime, prompts, n=n, sampling=sampling, branch=EVALUATION)

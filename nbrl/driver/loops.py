@@ -6,7 +6,7 @@ May import what the verbs may.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nbrl.config import Recipe, check_config, to_spec
+from nbrl.config import Recipe, check_config, kind_problems, to_spec, whole_problems
 from nbrl.driver.rollout import next_prompts, rollout
 from nbrl.driver.runtime import Runtime
 from nbrl.driver.scoring import combination, load_rewards, score
@@ -71,9 +71,10 @@ def run(runtime: Runtime, steps: int, recipe: Recipe, mode: str) -> History:
     """
     if mode not in MODES:
         raise unknown_name("mode", mode, MODES)
-    problems = [] if steps >= 1 else [f"steps must be >= 1; got {steps}"]
-    problems += _recipe_problems(runtime, recipe)
-    check_config(f"run {steps} steps", recipe, extra=problems)
+    asked = f"run {steps!r} steps"
+    check_config(asked, extra=kind_problems({"recipe": (recipe, Recipe)}))
+    problems = [*whole_problems({"steps": (steps, 1)}), *_recipe_problems(runtime, recipe)]
+    check_config(asked, recipe, extra=problems)
     combination(recipe.combine, load_rewards(recipe.rewards))
     return MODES[mode](runtime, steps, recipe)
 
@@ -86,9 +87,11 @@ def _recipe_problems(runtime: Runtime, recipe: Recipe) -> list[str]:
             f"estimator {recipe.estimator!r} needs a critic; connect with "
             "trainer=Trainer(critic=Critic())"
         )
-    samples = recipe.prompts * recipe.n
-    if recipe.minibatches > max(samples, 1):
-        problems.append(f"minibatches={recipe.minibatches} is more than the {samples} samples")
+    counts = (recipe.prompts, recipe.n, recipe.minibatches)
+    if all(isinstance(count, int) and count >= 1 for count in counts):
+        samples = recipe.prompts * recipe.n
+        if recipe.minibatches > samples:
+            problems.append(f"minibatches={recipe.minibatches} is more than {samples} samples")
     return problems
 
 

@@ -18,7 +18,7 @@ from nbrl.backends.engines.hf import HFEngine
 from nbrl.backends.models import LoadedModel, load_critic, load_policy, load_reference
 from nbrl.backends.sources import PromptSource, prompts_source
 from nbrl.backends.trainers.local import LocalTrainer
-from nbrl.config import Engine, Model, Trainer, check_config, to_spec
+from nbrl.config import Engine, Model, Trainer, check_config, kind_problems, to_spec, whole_problems
 from nbrl.driver.progress import Progress, Sink
 from nbrl.driver.runtime import Runtime
 from nbrl.driver.seeds import derive
@@ -50,8 +50,15 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
         StoreError: The run folder cannot be made.
     """
     model, trainer, seed = settings.model, settings.trainer, settings.seed
-    bad_seed = [] if seed >= 0 else [f"seed must be a whole number >= 0; got {seed!r}"]
-    check_config("connect", model, settings.engine, trainer, extra=bad_seed)
+    kinds = {
+        "model": (model, Model),
+        "engine": (settings.engine, Engine),
+        "trainer": (trainer, Trainer),
+        "prompts": (settings.prompts, str | Prompts),
+    }
+    check_config("connect", extra=kind_problems(kinds))
+    whole = whole_problems({"seed": (seed, 0)})
+    check_config("connect", model, settings.engine, trainer, extra=whole)
     source = _open_source(settings.prompts, seed)
     policy = load_policy(model)
     name = settings.name or policy.name

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from nbrl.config import Sampling, check_config, to_spec
+from nbrl.config import Sampling, check_config, kind_problems, to_spec, whole_problems
 from nbrl.driver.runtime import Runtime, Stopwatch
 from nbrl.driver.seeds import derive
 from nbrl.protocols import Generation, GenerationRequest
@@ -25,6 +25,7 @@ def next_prompts(runtime: Runtime, k: int) -> Prompts:
     Raises:
         ConfigError: ``k`` is less than one, or more than one pass over the data holds.
     """
+    check_config("next_prompts", extra=whole_problems({"k": (k, 1)}))
     prompts = runtime.source.take(k, runtime.cursor)
     runtime.cursor += k
     return prompts
@@ -47,9 +48,11 @@ def rollout(
     Raises:
         ConfigError: Sampling settings, ``n`` or the prompts cannot work; nothing was generated.
     """
-    few = [] if n >= 1 else [f"n must be >= 1 answers a prompt; got {n}"]
-    empty = [] if len(prompts) else ["there are no prompts; pass at least one"]
-    check_config(f"rollout of {len(prompts)} prompts, n={n}", sampling, extra=[*few, *empty])
+    kinds = {"prompts": (prompts, Prompts), "sampling": (sampling, Sampling)}
+    problems = [*kind_problems(kinds), *whole_problems({"n": (n, 1)})]
+    if isinstance(prompts, Prompts) and not len(prompts):
+        problems.append("there are no prompts; pass at least one")
+    check_config(f"rollout with n={n!r}", sampling, extra=problems)
     watch = Stopwatch()
     token_ids = runtime.encode(prompts)
     prompt_ids = prompts.table.column("prompt_id").to_pylist()

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from nbrl.backends.rewards import Outcome, RewardFn, load_reward, score_samples
-from nbrl.config import check_config, to_spec
+from nbrl.config import check_config, kind_problems, to_spec
 from nbrl.driver.runtime import Runtime, Stopwatch
 from nbrl.errors import ConfigError, RewardError, unknown_name
 from nbrl.types import Rollouts, Scored
@@ -40,6 +40,7 @@ def score(
         ConfigError: No such reward, combination or error policy; nothing was called.
         RewardError: A reward failed on a sample, and ``on_error`` is ``"raise"``.
     """
+    check_config("score", extra=kind_problems({"rollouts": (rollouts, Rollouts)}))
     if on_error not in ON_ERROR:
         raise unknown_name("on_error", on_error, ON_ERROR)
     watch = Stopwatch()

@@ -13,9 +13,11 @@ from nbrl.config import (
     Shaping,
     check_config,
     is_changed,
+    kind_problems,
     kl_problems,
     to_spec,
     wants_reference,
+    whole_problems,
 )
 from nbrl.driver.freshness import check_batch, is_current, is_foreign
 from nbrl.driver.interrupts import cooperative_interrupts, guarded
@@ -38,6 +40,7 @@ def annotate(runtime: Runtime, rollouts: Rollouts, wanted: Sequence[str]) -> Rol
         ConfigError: ``values`` without a critic, or ``old_logprobs`` of samples that an older
             policy drew (those can no longer be computed).
     """
+    check_config("annotate", extra=kind_problems({"rollouts": (rollouts, Rollouts)}))
     for name in wanted:
         if name not in ANNOTATIONS:
             raise unknown_name("token column", name, ANNOTATIONS)
@@ -66,6 +69,7 @@ def compute_advantages(
     runtime: Runtime, scored: Scored, estimator: Any, *, kl: KL | None, shaping: Shaping | None
 ) -> Advantaged:
     """The pure stage, after fetching the reference log-probs and values that it needs."""
+    check_config("compute_advantages", extra=kind_problems({"scored": (scored, Scored)}))
     # What can be refused is refused before the model is asked for columns.
     alone = stage.estimator_problems(estimator, largest_group(scored))
     check_config("compute_advantages", kl, shaping, extra=alone)
@@ -83,8 +87,12 @@ def probe(
     runtime: Runtime, batch: Advantaged, losses: Mapping[str, PolicyLoss]
 ) -> dict[str, Probe]:
     """What each loss would do to the batch, on one shared forward pass; nothing changes."""
+    kinds = {"batch": (batch, Advantaged), "losses": (losses, Mapping)}
+    check_config("probe", extra=kind_problems(kinds))
     if not losses:
         raise ConfigError("probe needs at least one loss, e.g. {'ppo': PolicyLoss()}; got none.")
+    wrong = kind_problems({f"loss {n!r}": (loss, PolicyLoss) for n, loss in losses.items()})
+    check_config("probe", extra=wrong)
     problems = [p for loss in losses.values() for p in _loss_problems(runtime, batch, loss)]
     check_config("probe", *losses.values(), extra=dict.fromkeys(problems))
     batch = _with_reference(runtime, batch, any(wants_reference(x.kl) for x in losses.values()))
@@ -149,11 +157,10 @@ def train_step(
         ConfigError: The settings cannot work; all problems are listed.
         StepError: The batch was trained on before, is stale, or holds nothing to train on.
     """
-    problems = [
-        f"{n} must be >= 1; got {v}"
-        for n, v in (("minibatches", minibatches), ("epochs", epochs))
-        if v < 1
-    ]
+    kinds = {"batch": (batch, Advantaged), "loss": (loss, PolicyLoss)}
+    counts = {"minibatches": (minibatches, 1), "epochs": (epochs, 1)}
+    check_config("train_step", extra=[*kind_problems(kinds), *whole_problems(counts)])
+    problems = []
     if minibatches > max(len(batch), 1):
         problems.append(f"minibatches={minibatches} is more than the {len(batch)} samples")
     check_config("train_step", loss, extra=[*problems, *_loss_problems(runtime, batch, loss)])

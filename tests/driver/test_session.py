@@ -298,7 +298,7 @@ def test_one_answer_a_prompt_is_refused_before_any_work(session):
 def test_all_problems_of_a_recipe_come_at_once(session):
     with pytest.raises(ConfigError, match="3 problems") as error:
         session.run(0, recipe(prompts=0, loss=PolicyLoss(eps_low=-1.0)))
-    assert "steps must be >= 1" in str(error.value)
+    assert "steps must be a whole number >= 1" in str(error.value)
 
 
 @pytest.mark.parametrize(
