@@ -28,11 +28,12 @@ def evaluate(
 
     A sample passes where its total reward is at least ``threshold``. Intervals are bootstrapped
     over prompts, which is too narrow for few of them (of 95 % intervals over 8 prompts some 83 %
-    cover, over 32 some 94 %). Samples without a reward are left out of their prompt's count; a
-    prompt without ``k`` of them does not count for pass@k. Draws on its own branch of the seed
-    tree.
+    cover, over 32 some 94 %). Samples that could not be generated are left out of their prompt's
+    count; a prompt without ``k`` others does not count for pass@k. Draws on its own branch of the
+    seed tree.
 
     Raises:
+        RewardError: A reward failed: leaving such samples out would flatter the policy.
         RolloutError: Generation was interrupted, so that the estimate would be of a part.
     """
     kinds = {"prompts": (prompts, Prompts), "threshold": (threshold, int | float)}
@@ -45,7 +46,7 @@ def evaluate(
             f"evaluate was interrupted with {len(rollouts)} of {len(prompts) * n} answers; "
             "call it again."
         )
-    scored = score(runtime, rollouts, rewards, combine=None, on_error="exclude")
+    scored = score(runtime, rollouts, rewards, combine=None)
     counts, passed, means = _per_prompt(scored, threshold)
     if not len(counts):
         raise RolloutError(

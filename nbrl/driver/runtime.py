@@ -78,6 +78,10 @@ def close(runtime: Runtime) -> None:
     """Let go of the models; their memory is free when nothing else holds them."""
     if runtime.closed:
         return
+    if runtime.busy is not None:
+        raise SessionError(
+            f"close: session {runtime.name!r} is busy with {runtime.busy}; wait for it to return."
+        )
     runtime.closed = True
     del runtime.engine, runtime.trainer, runtime.weights_to_send, runtime.encode, runtime.decode
     gc.collect()

@@ -60,7 +60,7 @@ class Session:
     @property
     def history(self) -> History:
         """Every training step so far."""
-        return History(records=tuple(self._runtime.records), spec=self._runtime.spec)
+        return History(records=tuple(map(dict, self._runtime.records)), spec=self._runtime.spec)
 
     def next_prompts(self, k: int) -> Prompts:
         """The next ``k`` prompts of the session's source; moves its cursor."""
@@ -70,7 +70,9 @@ class Session:
     def rollout(self, prompts: Prompts, n: int = 1, sampling: Sampling | None = None) -> Rollouts:
         """``n`` sampled answers to each prompt. After Ctrl-C: those that were finished."""
         with verb(self._runtime, "rollout"):
-            return rollout.rollout(self._runtime, prompts, n=n, sampling=sampling or Sampling())
+            return rollout.rollout(
+                self._runtime, prompts, n=n, sampling=Sampling() if sampling is None else sampling
+            )
 
     def annotate(self, rollouts: Rollouts, columns: Sequence[str]) -> Rollouts:
         """Token columns added: ``old_logprobs``, ``ref_logprobs``, ``values``, ``entropy``."""
@@ -137,7 +139,7 @@ class Session:
             return training.train_step(
                 self._runtime,
                 batch,
-                loss=loss or PolicyLoss(),
+                loss=PolicyLoss() if loss is None else loss,
                 minibatches=minibatches,
                 epochs=epochs,
                 expect_version=expect_version,
@@ -160,7 +162,7 @@ class Session:
                 prompts,
                 rewards,
                 n=n,
-                sampling=sampling or Sampling(),
+                sampling=Sampling() if sampling is None else sampling,
                 threshold=threshold,
             )
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbrl.errors import DataError, NbrlError, all_problems
+from nbrl.errors import ConfigError, DataError, NbrlError, all_problems
 
 SUMMARY = "summary.json"
 SUMMARY_KEYS = {"reward_before", "reward_after", "run_folder", "plots"}
@@ -61,8 +61,12 @@ def execute(
 
     given = dict(parameters or {})
     check_parameters(notebook, given)
-    run_folder = _new_run_folder(folder)
     output = folder / notebook.name
+    if output.resolve() == notebook.resolve():
+        raise ConfigError(
+            f"{notebook} would be overwritten by its executed copy in {folder}; pass another folder."
+        )
+    run_folder = _new_run_folder(folder)
     start = time.monotonic()
     papermill.execute_notebook(
         str(notebook),

@@ -58,8 +58,8 @@ def connect(  # noqa: PLR0913 -- the one wide door; everything behind it is narr
     register()
     settings = Settings(
         model=Model(model) if isinstance(model, str) else model,
-        engine=engine or Engine(),
-        trainer=trainer or Trainer(),
+        engine=Engine() if engine is None else engine,
+        trainer=Trainer() if trainer is None else trainer,
         prompts=prompts,
         seed=seed,
         run_dir=run_dir,

@@ -516,3 +516,25 @@ def test_a_prompt_longer_than_the_model_is_refused_by_its_id(session):
     with pytest.raises(nbrl.errors.DataError, match="arithmetic-train-0"):
         session.rollout(prompts, n=2)
     assert session.version == 0
+
+
+def test_a_failing_reward_does_not_flatter_an_evaluation(session):
+    prompts = nbrl.load_prompts("arithmetic", split="held_out", max_samples=4)
+    with pytest.raises(RewardError, match="ZeroDivisionError"):
+        session.evaluate(prompts, lambda response: 1 / 0, n=2, sampling=SHORT)
+
+
+def test_history_is_a_copy(session):
+    session.run(1, recipe())
+    session.history.records[0].clear()
+    assert len(session.history.to_pandas()) == 1
+
+
+def test_a_reward_cannot_close_the_session_under_a_verb(session):
+    def closing(response):
+        session.close()
+
+    rollouts = session.rollout(session.next_prompts(1), sampling=SHORT)
+    with pytest.raises(RewardError, match="busy with score"):
+        session.score(rollouts, closing)
+    assert by_hand(session).version_after == 1

@@ -118,3 +118,11 @@ def test_a_bad_call_is_told_apart_from_a_failure(tmp_path, capsys):
     assert "NAME=VALUE; got 'steps'" in capsys.readouterr().err
     assert batch.main([str(notebook), str(tmp_path / "out"), "-p", "what=1"]) == 2
     assert "'what' is no parameter" in capsys.readouterr().err
+
+
+def test_a_notebook_is_never_overwritten_by_its_copy(tmp_path):
+    notebook = make_notebook(tmp_path / "a.ipynb")
+    before = notebook.read_bytes()
+    with pytest.raises(ConfigError, match="would be overwritten"):
+        batch.execute(notebook, tmp_path)
+    assert notebook.read_bytes() == before
