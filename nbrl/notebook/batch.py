@@ -64,7 +64,8 @@ def execute(
     output = folder / notebook.name
     if output.resolve() == notebook.resolve():
         raise ConfigError(
-            f"{notebook} would be overwritten by its executed copy in {folder}; pass another folder."
+            f"{notebook} would be overwritten by its executed copy; pass another folder than "
+            f"{folder}."
         )
     run_folder = _new_run_folder(folder)
     start = time.monotonic()
