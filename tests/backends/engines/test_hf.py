@@ -298,7 +298,7 @@ def test_an_adapter_is_sampled_from(random_policy: LoadedModel, random_checkpoin
     requests = requests_of()
     g = HFEngine(adapted).generate(requests, sampling, quiet)[0]
     expected = plain_logprobs(adapted.module, requests[0].token_ids, g.token_ids, 1.0)
-    np.testing.assert_allclose(g.logprobs, expected, atol=1e-5)
+    np.testing.assert_allclose(g.logprobs, expected, atol=1e-4)
     assert not np.allclose(
         expected,
         plain_logprobs(random_policy.module, requests[0].token_ids, g.token_ids, 1.0),
