@@ -21,10 +21,12 @@ NEVER = {"torchvision", "torchaudio", "torchcodec"}
 
 
 def declared(*extras: str) -> dict[str, Requirement]:
-    """The requirements of the package with these extras, by canonical name."""
+    """The requirements of the package with these extras and those they name, by name."""
     lines = [*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])]
     found = [Requirement(line) for line in lines]
-    return {canonicalize_name(r.name): r for r in found if r.name != "nbrl"}
+    named = sorted(extra for r in found if r.name == "nbrl" for extra in r.extras)
+    own = {canonicalize_name(r.name): r for r in found if r.name != "nbrl"}
+    return {**declared(*named), **own} if named else own
 
 
 def conda_pip_lines() -> list[str]:
@@ -36,7 +38,7 @@ def conda_pip_lines() -> list[str]:
 def test_the_gpu_environment_has_the_pins_of_pyproject():
     lines = conda_pip_lines()
     assert lines[-1] == "-e ."
-    wanted = declared("vllm", "deepspeed", "ray", "notebook", "lora", "data")
+    wanted = declared("gpu")
     for line in lines[:-1]:
         given = Requirement(line)
         assert str(given) == str(wanted[canonicalize_name(given.name)])
