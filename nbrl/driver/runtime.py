@@ -50,6 +50,8 @@ class Runtime:
     """Digest of each trained batch, and the version that the step started from."""
     records: list[dict[str, float | int]] = field(default_factory=list)
     """One record a training step, in order."""
+    unwritten: list[dict[str, float | int]] = field(default_factory=list)
+    """The last of them, where the disk refused them."""
     busy: str | None = None
     closed: bool = False
 

@@ -195,4 +195,6 @@ class Session:
 
     def __repr__(self) -> str:
         state = "closed" if self._runtime.closed else f"version {self.version}"
-        return f"Session({self._runtime.name!r}, {state}, {len(self._runtime.records)} steps)"
+        held = len(self._runtime.unwritten)
+        lost = f", {held} of them not on the disk" if held else ""
+        return f"Session({self._runtime.name!r}, {state}, {len(self._runtime.records)} steps{lost})"

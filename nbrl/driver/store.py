@@ -3,6 +3,8 @@
 May import ``errors``.
 """
 
+import contextlib
+import io
 import json
 import os
 import time
@@ -34,28 +36,63 @@ class RunFolder:
         return self.path / "config.json"
 
     def write_config(self, spec: Mapping[str, Any]) -> None:
-        """Write the settings; the file appears whole or not at all."""
+        """Write the settings; the file appears whole or not at all.
+
+        Raises:
+            StoreError: The disk refused it; what was there is there still.
+        """
         fresh = self.config_path.with_suffix(".json.new")
         try:
-            fresh.write_text(json.dumps(spec, indent=2, default=str) + "\n", encoding="utf-8")
+            with fresh.open("wb", buffering=0) as file:
+                _write(file, (json.dumps(spec, indent=2, default=str) + "\n").encode())
             fresh.replace(self.config_path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
             raise StoreError(f"could not write {self.config_path}: {error}") from error
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add one line and see it on the disk.
+        """Add one line and see it on the disk; all of it or nothing.
+
+        What a killed writer left of a last line is cut off first, so that no record joins it.
 
         Raises:
-            StoreError: The disk refused it.
+            StoreError: The disk refused it; the lines before it are as they were.
         """
-        line = json.dumps(row, default=str) + "\n"
+        line = (json.dumps(row, default=str) + "\n").encode()
         try:
-            with self.metrics_path.open("a", encoding="utf-8") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
+            with self.metrics_path.open("a+b", buffering=0) as file:
+                whole = _mended(file)
+                try:
+                    _write(file, line)
+                except BaseException:
+                    file.truncate(whole)
+                    raise
         except OSError as error:
             raise StoreError(f"could not write {self.metrics_path}: {error}") from error
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The records, oldest first; a last line that a kill tore off is not one, nor is no file.
+
+        Raises:
+            StoreError: The file cannot be read, or another line than the last is broken.
+        """
+        try:
+            lines = self.metrics_path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"could not read {self.metrics_path}: {error}") from error
+        tail, records = _record(lines.pop()), []
+        for number, line in enumerate(lines, start=1):
+            record = _record(line)
+            if record is None:
+                raise StoreError(
+                    f"{self.metrics_path} is broken at line {number} of {len(lines)}: expected a "
+                    f"JSON object, found {line[:60]!r}. Remove the line, or restore the file."
+                )
+            records.append(record)
+        return records if tail is None else [*records, tail]
 
 
 def open_run_folder(run_dir: str | os.PathLike | None, name: str) -> RunFolder:
@@ -87,3 +124,37 @@ def _fresh(parent: Path, name: str) -> Path:
             continue
         return path.resolve()
     raise StoreError(f"could not find a free name for {parent / name}.")
+
+
+def _write(file: io.FileIO, data: bytes) -> None:
+    """Write all of it to an unbuffered file, and wait until the disk has it."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) or 0 :]
+    os.fsync(file.fileno())
+
+
+def _mended(file: io.FileIO) -> int:
+    """The size of a file of lines, after a torn last line was cut off or a whole one ended."""
+    size = file.seek(0, os.SEEK_END)
+    if size == 0:
+        return 0
+    file.seek(size - 1)
+    if file.read(1) == b"\n":
+        return size
+    file.seek(0)
+    whole, end, tail = file.readall().rpartition(b"\n")
+    if _record(tail) is None:
+        file.truncate(len(whole) + len(end))
+    else:
+        _write(file, b"\n")
+    return file.seek(0, os.SEEK_END)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """A line's JSON object; None where it is none."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

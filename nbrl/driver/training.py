@@ -266,11 +266,22 @@ def _warnings(runtime: Runtime, batch: Advantaged) -> list[str]:
 
 
 def _recorded(runtime: Runtime, result: StepResult) -> StepResult:
-    """The result, with its line in the run folder; a disk that refuses is a warning, no loss."""
+    """The result, with its line in the run folder; a disk that refuses is a warning, no loss.
+
+    What it refused before is tried again first, so that the lines keep their order.
+    """
     record = step_record(result)
     runtime.records.append(record)
+    runtime.unwritten.append(record)
     try:
-        runtime.folder.append_metrics(record)
+        while runtime.unwritten:
+            runtime.folder.append_metrics(runtime.unwritten[0])
+            del runtime.unwritten[0]
     except StoreError as error:
-        return dataclasses.replace(result, warnings=[*result.warnings, str(error)])
+        versions = [held["version"] for held in runtime.unwritten]
+        said = (
+            f"{error}. The step was taken; session.history holds the records of versions "
+            f"{versions}, and the next step writes them too if the disk lets it"
+        )
+        return dataclasses.replace(result, warnings=[*result.warnings, said])
     return result
