@@ -237,3 +237,45 @@ def _live(rewards: Sequence[float], group_ids: Sequence[int]) -> list[bool]:
 
 def pass_at_k(n: int, c: int, k: int) -> float:
     return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def log_sigmoid(x: float) -> float:
+    return -math.log1p(math.exp(-x)) if x > 0 else x - math.log1p(math.exp(x))
+
+
+def dpo(sums: Sequence[float], beta: float, smoothing: float) -> float:
+    policy_chosen, policy_rejected, ref_chosen, ref_rejected = sums
+    h = policy_chosen - policy_rejected - ref_chosen + ref_rejected
+    wrong = smoothing * log_sigmoid(-beta * h)
+    return -(1 - smoothing) * log_sigmoid(beta * h) - wrong
+
+
+def ipo(sums: Sequence[float], beta: float) -> float:
+    policy_chosen, policy_rejected, ref_chosen, ref_rejected = sums
+    h = policy_chosen - policy_rejected - ref_chosen + ref_rejected
+    return (h - 1 / (2 * beta)) ** 2
+
+
+def kto(
+    rows: Sequence[tuple[float, float, bool]],
+    mismatched: Sequence[tuple[float, float]],
+    beta: float,
+    weights: tuple[float, float],
+) -> list[float]:
+    z = max(0.0, mean([policy - reference for policy, reference in mismatched]))
+    out = []
+    for policy, reference, desirable in rows:
+        distance = policy - reference - z if desirable else z - policy + reference
+        weight = weights[0] if desirable else weights[1]
+        out.append(weight * (1 - math.exp(log_sigmoid(beta * distance))))
+    return out
+
+
+def softmax(logits: Sequence[float]) -> list[float]:
+    top = max(logits)
+    parts = [math.exp(x - top) for x in logits]
+    return [part / math.fsum(parts) for part in parts]
+
+
+def cross_entropy(target: Sequence[float], logits: Sequence[float]) -> float:
+    return -math.fsum(p * math.log(q) for p, q in zip(target, softmax(logits), strict=True))

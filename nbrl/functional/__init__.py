@@ -10,6 +10,16 @@ from nbrl.functional.logprobs import KL_KINDS, entropy, kl, kl_unbiased, token_l
 from nbrl.functional.losses import SURROGATES, ratio_and_clipped, surrogate, value_loss
 from nbrl.functional.off_policy import CORRECTIONS, importance_weights
 from nbrl.functional.penalties import groups_inside, overlong_penalty, stop_properly
+from nbrl.functional.preference import (
+    distillation_loss,
+    dpo_loss,
+    ipo_loss,
+    kto_baseline,
+    kto_loss,
+    process_reward_loss,
+    reward_model_loss,
+    sft_nll,
+)
 from nbrl.functional.reductions import (
     AGGREGATIONS,
     Totals,
@@ -33,18 +43,26 @@ __all__ = [
     "aggregate",
     "bootstrap_interval",
     "dialect",
+    "distillation_loss",
+    "dpo_loss",
     "entropy",
     "estimate",
     "groups_inside",
     "importance_weights",
+    "ipo_loss",
     "kl",
     "kl_unbiased",
+    "kto_baseline",
+    "kto_loss",
     "masked_mean",
     "masked_sum",
     "overlong_penalty",
     "paired_difference",
     "pass_at_k",
+    "process_reward_loss",
     "ratio_and_clipped",
+    "reward_model_loss",
+    "sft_nll",
     "stop_properly",
     "surrogate",
     "token_logprobs",
