@@ -1,0 +1,81 @@
+"""The command line, ``nbrl``: one thin function a sub-command, which loads its work when called.
+
+May import ``errors`` and typer; everything else inside the functions, so that help is quick.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
+
+import typer
+
+from nbrl.errors import NbrlError
+
+
+def doctor() -> None:
+    """Say what is installed, on which devices, and what is missing for what."""
+    from nbrl.notebook.doctor import examine, report
+
+    findings = examine()
+    typer.echo(report(findings))
+    raise typer.Exit(0 if all(f.fine or f.optional for f in findings) else 1)
+
+
+COMMANDS: Mapping[str, Callable[..., None]] = {
+    "doctor": doctor,
+}
+"""The sub-commands by name; one that did not do its work raises ``typer.Exit(1)``."""
+
+
+def application() -> typer.Typer:
+    """The parser of all sub-commands."""
+    made = typer.Typer(
+        name="nbrl",
+        help="A Jupyter-first research kit for RL post-training of language models.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    made.callback()(_root)
+    for name, command in COMMANDS.items():
+        made.command(name)(command)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status of a command: 0 where it worked, 1 where it failed, 2 where it was refused.
+
+    Args:
+        arguments: What stands behind ``nbrl``; by default what this process was started with.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        typer.main.get_command(application()).main(given, prog_name="nbrl")
+    except SystemExit as left:
+        return int(left.code or 0)
+    except NbrlError as error:
+        typer.echo(str(error), err=True)
+        return 2
+    return 0
+
+
+def _version(wanted: bool | None) -> None:
+    if wanted:
+        import nbrl
+
+        typer.echo(nbrl.__version__)
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool | None,
+        typer.Option("--version", callback=_version, is_eager=True, help="Say the version."),
+    ] = None,
+) -> None:
+    """A Jupyter-first research kit for RL post-training of language models."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
