@@ -12,14 +12,20 @@ import pytest
 
 from nbrl import config
 from nbrl.config import (
+    DPO,
     KL,
+    KTO,
+    SFT,
     Critic,
+    Distillation,
     Engine,
     Lora,
     Model,
     Optimizer,
     PolicyLoss,
+    ProcessReward,
     Recipe,
+    RewardLoss,
     Sampling,
     Shaping,
     Trainer,
@@ -31,7 +37,8 @@ from nbrl.errors import ConfigError
 
 DEFAULTS = [
     KL(), Critic(), Engine(), Lora(), Model(), Optimizer(), PolicyLoss(), Recipe(rewards=len),
-    Sampling(), Shaping(), Trainer(),
+    Sampling(), Shaping(), Trainer(), SFT(), RewardLoss(), DPO(), KTO(), Distillation("tiny"),
+    ProcessReward(),
 ]  # fmt: skip
 
 
@@ -70,9 +77,26 @@ NO_EFFECT = [
     (Optimizer(total_steps=10), "total_steps has no effect with schedule='constant'"),
     (Optimizer(warmup_steps=2), "warmup_steps has no effect with schedule='constant'"),
     (Optimizer(min_lr_ratio=0.1), "min_lr_ratio belongs to schedule='cosine_with_min_lr'"),
+    (DPO(kind="ipo", label_smoothing=0.1), "label_smoothing has no effect with kind='ipo'"),
+    (DPO(length="mean"), "length has no effect with kind='sigmoid'"),
+    (KTO(desirable_weight=0.0, undesirable_weight=0.0), "nothing is learned"),
 ]
 
 WRONG = [
+    (SFT(aggregation="seq-mean-token-sum-norm"), "SFT.aggregation"),
+    (SFT(aux_coef=-0.1), "SFT.aux_coef"),
+    (RewardLoss(margin=0.5), "RewardLoss.margin must be True or False"),
+    (DPO(beta=0.0), "DPO.beta must be a number in (0, inf)"),
+    (DPO(kind="hinge"), "DPO.kind 'hinge' is unknown; known: sigmoid, ipo"),
+    (DPO(label_smoothing=0.7), "DPO.label_smoothing must be a number in [0, 0.5]"),
+    (DPO(label_smoothing=0.5), "labels mean nothing"),
+    (DPO(nll_coef=-1.0), "DPO.nll_coef"),
+    (KTO(beta=-1.0), "KTO.beta"),
+    (KTO(desirable_weight=-1.0), "KTO.desirable_weight"),
+    (Distillation(""), "Distillation.teacher must name a model"),
+    (Distillation("tiny", coef=0.0), "Distillation.coef must be a number in (0, 1]"),
+    (ProcessReward(reward_tokens=("+", "+")), "ProcessReward.reward_tokens must be two texts"),
+    (Model(head="value"), "Model.head 'value' is unknown; known: lm, reward"),
     (Sampling(temperature=-0.1), "Sampling.temperature must be a number in [0, inf); got -0.1"),
     (Sampling(temperature=math.nan), "Sampling.temperature"),
     (Sampling(temperature=math.inf), "Sampling.temperature"),

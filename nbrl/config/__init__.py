@@ -4,6 +4,18 @@ May import ``functional`` and ``errors``.
 """
 
 from nbrl.config.checks import check_config, kind_problems, kl_problems, whole_problems
+from nbrl.config.objectives import (
+    DPO,
+    KTO,
+    SFT,
+    TRAINS_ON,
+    Distillation,
+    Loss,
+    Objective,
+    ProcessReward,
+    RewardLoss,
+    wants_reference_logprobs,
+)
 from nbrl.config.settings import (
     ESTIMATOR_ALIASES,
     KL,
@@ -23,15 +35,24 @@ from nbrl.config.settings import (
 )
 
 __all__ = [
+    "DPO",
     "ESTIMATOR_ALIASES",
     "KL",
+    "KTO",
+    "SFT",
+    "TRAINS_ON",
     "Critic",
+    "Distillation",
     "Engine",
     "Lora",
+    "Loss",
     "Model",
+    "Objective",
     "Optimizer",
     "PolicyLoss",
+    "ProcessReward",
     "Recipe",
+    "RewardLoss",
     "Sampling",
     "Shaping",
     "Trainer",
@@ -41,5 +62,6 @@ __all__ = [
     "kl_problems",
     "to_spec",
     "wants_reference",
+    "wants_reference_logprobs",
     "whole_problems",
 ]

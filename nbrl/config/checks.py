@@ -5,9 +5,13 @@ starts work, so that all problems of a request come in one message.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from math import inf
-from typing import Any, TypeGuard, get_args
+from typing import Any, get_args
 
+from nbrl.config.objective_checks import OBJECTIVE_CHECKS
+from nbrl.config.rules import among as _among
+from nbrl.config.rules import bounded as _bounded
+from nbrl.config.rules import is_number as _is_number
+from nbrl.config.rules import whole as _whole
 from nbrl.config.settings import (
     KL,
     Critic,
@@ -38,14 +42,11 @@ SCHEDULES = (
     "inverse_sqrt",
 )
 DTYPES = ("float32", "bfloat16")
+HEADS = ("lm", "reward")
 ENGINES = ("hf",)
 TRAINERS = ("local",)
 
 Check = Callable[[Any], Iterator[str]]
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _nested(name: str, value: object, kind: type, *, optional: bool = True) -> Iterator[str]:
@@ -54,40 +55,6 @@ def _nested(name: str, value: object, kind: type, *, optional: bool = True) -> I
         yield from CHECKS[kind](value)
     elif value is not None or not optional:
         yield from kind_problems({name: (value, kind)})
-
-
-def _bounded(
-    name: str,
-    value: Any,
-    low: float = -inf,
-    high: float = inf,
-    *,
-    open_low: bool = False,
-) -> Iterator[str]:
-    """A problem where something is not a number inside its interval."""
-    if (
-        _is_number(value)
-        and abs(value) != inf
-        and low <= value <= high
-        and not (open_low and value == low)
-    ):
-        return
-    left = "(" if open_low or low == -inf else "["
-    right = ")" if high == inf else "]"
-    yield f"{name} must be a number in {left}{low:g}, {high:g}{right}; got {value!r}"
-
-
-def _among(name: str, value: object, known: Iterable[str]) -> Iterator[str]:
-    """A problem where a name is not in a table."""
-    listed = list(known)
-    if value not in listed:
-        yield f"{name} {value!r} is unknown; known: {', '.join(listed)}"
-
-
-def _whole(name: str, value: object, low: int) -> Iterator[str]:
-    """A problem where something is not an integer from ``low`` up."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        yield f"{name} must be a whole number >= {low}; got {value!r}"
 
 
 def _interval(name: str, value: Any) -> Iterator[str]:
@@ -216,6 +183,7 @@ def _lora(c: Lora) -> Iterator[str]:
 
 def _model(c: Model) -> Iterator[str]:
     yield from _among("Model.dtype", c.dtype, DTYPES)
+    yield from _among("Model.head", c.head, HEADS)
     if not c.path:
         yield "Model.path is empty; pass 'tiny', a folder, or a name on the hub"
     yield from _nested("Model.lora", c.lora, Lora)
@@ -250,6 +218,7 @@ CHECKS: Mapping[type, Check] = {
     Lora: _lora,
     Model: _model,
     Recipe: _recipe,
+    **OBJECTIVE_CHECKS,
 }
 
 

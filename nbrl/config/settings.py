@@ -109,8 +109,9 @@ class Lora:
 class Model:
     """Where the policy comes from: ``"tiny"``, a folder, or a name on the hub.
 
-    ``gguf_file`` names the file inside the folder for quantised checkpoints, which are
-    loaded dequantised.
+    ``head="reward"`` puts a scalar head in the place of the language model's: a reward model, read
+    from the checkpoint where it is one, else fresh. ``gguf_file`` names the file inside the folder
+    for quantised checkpoints, which are loaded dequantised.
     """
 
     path: str = "tiny"
@@ -120,6 +121,7 @@ class Model:
     gguf_file: str | None = None
     attention: str = "sdpa"
     lora: Lora | None = None
+    head: str = "lm"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import os
 
 from nbrl.types import storage
+from nbrl.types.examples import KINDS, Examples
 from nbrl.types.results import Evaluation, History, Metric, Probe, StepResult
 from nbrl.types.samples import (
     SOURCE_ENVIRONMENT,
@@ -14,14 +15,16 @@ from nbrl.types.samples import (
     Scored,
 )
 
-Value = Prompts | Rollouts | Scored | Advantaged
+Value = Prompts | Rollouts | Scored | Advantaged | Examples
 
 __all__ = [
+    "KINDS",
     "SOURCE_ENVIRONMENT",
     "SOURCE_POLICY",
     "SOURCE_PROMPT",
     "Advantaged",
     "Evaluation",
+    "Examples",
     "History",
     "Metric",
     "Probe",
@@ -52,4 +55,7 @@ _BUILD = {
     "rollouts": lambda table, parent, spec: Rollouts(table=table, prompts=parent, spec=spec),
     "scored": lambda table, parent, spec: Scored(table=table, rollouts=parent, spec=spec),
     "advantaged": lambda table, parent, spec: Advantaged(table=table, scored=parent, spec=spec),
+} | {
+    kind: lambda table, _, spec, kind=kind: Examples(kind=kind, table=table, spec=spec)
+    for kind in KINDS
 }

@@ -21,7 +21,7 @@ from nbrl.errors import DataError, StoreError
 SCHEMA_NUMBER = 1
 MANIFEST = "manifest.json"
 _OWN_FILE = re.compile(
-    r"(prompts|rollouts|scored|advantaged)-[0-9a-f]{8}\.parquet|manifest-.*\.tmp"
+    r"(prompts|rollouts|scored|advantaged|conversations|pairs|labelled|steps)-[0-9a-f]{8}\.parquet|manifest-.*\.tmp"
 )
 
 Links = Mapping[str, tuple[pa.Table, Mapping[str, Any]]]
