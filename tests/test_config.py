@@ -85,7 +85,6 @@ NO_EFFECT = [
 WRONG = [
     (SFT(aggregation="seq-mean-token-sum-norm"), "SFT.aggregation"),
     (SFT(aux_coef=-0.1), "SFT.aux_coef"),
-    (RewardLoss(margin=0.5), "RewardLoss.margin must be True or False"),
     (DPO(beta=0.0), "DPO.beta must be a number in (0, inf)"),
     (DPO(kind="hinge"), "DPO.kind 'hinge' is unknown; known: sigmoid, ipo"),
     (DPO(label_smoothing=0.7), "DPO.label_smoothing must be a number in [0, 0.5]"),
@@ -93,7 +92,7 @@ WRONG = [
     (DPO(nll_coef=-1.0), "DPO.nll_coef"),
     (KTO(beta=-1.0), "KTO.beta"),
     (KTO(desirable_weight=-1.0), "KTO.desirable_weight"),
-    (Distillation(""), "Distillation.teacher must name a model"),
+    (Distillation(""), "Distillation.teacher must be a non-empty text"),
     (Distillation("tiny", coef=0.0), "Distillation.coef must be a number in (0, 1]"),
     (ProcessReward(reward_tokens=("+", "+")), "ProcessReward.reward_tokens must be two texts"),
     (Model(head="value"), "Model.head 'value' is unknown; known: lm, reward"),
@@ -128,7 +127,16 @@ WRONG = [
     (PolicyLoss(kl=KL(kind="x")), "KL.kind 'x'"),
     (Optimizer(lr=-1e-6), "Optimizer.lr"),
     (Optimizer(eps=0.0), "Optimizer.eps"),
-    (Optimizer(betas=(0.9, 1.1)), "Optimizer.betas"),
+    (Optimizer(betas=(0.9, 1.0)), "Optimizer.betas must be a number in [0, 1); got 1.0"),
+    (
+        Optimizer(schedule="cosine_with_min_lr", total_steps=9, min_lr_ratio=1.0),
+        "Optimizer.min_lr_ratio must be a number in [0, 1); got 1.0",
+    ),
+    (Optimizer(schedule="constant_with_warmup"), "needs warmup_steps >= 1; or use 'constant'"),
+    (
+        Optimizer(schedule="linear", warmup_steps=5, total_steps=4),
+        "warmup_steps=5 is more than total_steps=4",
+    ),
     (Optimizer(max_grad_norm=0.0), "Optimizer.max_grad_norm"),
     (Optimizer(weight_decay=-1.0), "Optimizer.weight_decay"),
     (Optimizer(schedule="step"), "Optimizer.schedule 'step' is unknown; known: constant"),
@@ -145,13 +153,22 @@ WRONG = [
     (Engine(max_batch=0), "Engine.max_batch"),
     (Lora(rank=0), "Lora.rank"),
     (Lora(alpha=0.0), "Lora.alpha"),
-    (Lora(dropout=1.5), "Lora.dropout"),
-    (Model(""), "Model.path is empty"),
+    (Lora(dropout=1.0), "Lora.dropout must be a number in [0, 1); got 1.0"),
+    (Lora(target_modules=()), "Lora.target_modules must be 'all-linear', a pattern, or"),
+    (Lora(target_modules=("q_proj", "")), "Lora.target_modules"),
+    (Model(""), "Model.path must be 'tiny', a folder, or a name on the hub; got ''"),
+    (Model(attention=" "), "Model.attention must be a non-empty text; got ' '"),
+    (Model(revision=""), "Model.revision"),
+    (Critic(path=""), "Critic.path"),
     (Model(dtype="float16"), "Model.dtype 'float16' is unknown; known: float32, bfloat16"),
     (Model(lora=Lora(rank=-1)), "Lora.rank"),
     (Recipe(rewards=len, n=0), "Recipe.n must be a whole number >= 1"),
     (Recipe(rewards=len, sampling=Sampling(top_p=2.0)), "Sampling.top_p"),
     (Recipe(rewards=len, kl=KL(), loss=PolicyLoss(kl=KL())), "choose one"),
+    (
+        Recipe(rewards=len, kl=KL(unbiased_gradient=True)),
+        "KL.unbiased_gradient has no effect in the reward",
+    ),
 ]
 
 
@@ -191,6 +208,83 @@ def test_wrong_types_are_problems_too():
         strict=True,
     ):
         assert phrase in line
+
+
+EVERY_FIELD = """
+import dataclasses, json
+import numpy as np
+from nbrl.config import checks
+from nbrl.errors import ConfigError
+WRONG = {
+    "None": None, "text": "x", "empty": "", "True": True, "-1": -1, "1.5": 1.5, "nan": float("nan"),
+    "inf": float("inf"), "list": [], "pair": ("a", None), "three": (0.1, 0.2, 0.3),
+    "dict": {"a": 1}, "bytes": b"x", "class": int, "array": np.zeros(2),
+    "object": object(), "set": {1}, "5": 5,
+}
+ANYTHING = {("Recipe", "rewards"), ("Recipe", "estimator"), ("Recipe", "combine")}
+said = {}
+for kind in checks.CHECKS:
+    good = {"Recipe": {"rewards": len}, "Distillation": {"teacher": "x"}}.get(kind.__name__, {})
+    for field in dataclasses.fields(kind):
+        if field.name == "_" or (kind.__name__, field.name) in ANYTHING:
+            continue
+        refused = []
+        for name, value in WRONG.items():
+            try:
+                checks.check_config("asked", kind(**good | {field.name: value}))
+            except ConfigError as error:
+                assert f"{kind.__name__}." in str(error), error
+                refused.append(name)
+        said[f"{kind.__name__}.{field.name}"] = refused
+print(json.dumps(said))
+"""
+
+
+def test_whatever_stands_in_a_field_is_judged_and_never_crashes_the_judge():
+    done = subprocess.run(
+        [sys.executable, "-c", EVERY_FIELD], capture_output=True, text=True, check=True
+    )
+    said = json.loads(done.stdout)
+    names = {"Critic.path", "Lora.target_modules", "Model.path", "Model.attention"}
+    names |= {"Model.revision", "Model.gguf_file", "Distillation.teacher"}
+    flags = {"KL.unbiased_gradient", "Trainer.gradient_checkpointing", "RewardLoss.margin"}
+    never = {"dict", "bytes", "class", "array", "object", "set", "nan", "inf", "pair", "empty"}
+    for field, refused in said.items():
+        assert set(refused) >= never | {"three"}, field
+        assert ("list" in refused) == (field != "Sampling.stop"), field
+        assert ("text" in refused) == (field not in names), field
+        assert ("True" in refused) == (field not in flags), field
+    assert len(said) > 60
+
+
+NUMPY = """
+import json
+import numpy as np
+from pathlib import Path
+from nbrl.config import Lora, Model, Optimizer, Sampling, Shaping, Trainer, check_config, to_spec
+settings = [
+    Sampling(temperature=np.float32(0.5), top_k=np.int64(3), max_new_tokens=np.uint8(4)),
+    Optimizer(lr=np.float64(1e-3), betas=np.array([0.5, 0.75])[:].tolist()),
+    Optimizer(betas=(np.float32(0.5), np.float64(0.75)), schedule=np.str_("constant")),
+    Shaping(reward_range=[np.float32(0), np.int32(1)]),
+    Trainer(gradient_checkpointing=np.True_, micro_batch_tokens=np.int32(64)),
+    Model(Path("a/b"), lora=Lora(rank=np.int16(2), target_modules=["q_proj"])),
+]
+check_config("asked", *settings)
+print(json.dumps(to_spec(settings)))
+"""
+
+
+def test_numbers_of_numpy_and_paths_are_the_values_that_they_hold():
+    done = subprocess.run([sys.executable, "-c", NUMPY], capture_output=True, text=True, check=True)
+    sampling, optimizer, same, shaping, trainer, model = json.loads(done.stdout)
+    assert (sampling["temperature"], sampling["top_k"], sampling["max_new_tokens"]) == (0.5, 3, 4)
+    assert optimizer["lr"] == 1e-3
+    assert optimizer["betas"] == same["betas"] == [0.5, 0.75]
+    assert shaping["reward_range"] == [0.0, 1]
+    assert (trainer["gradient_checkpointing"], trainer["micro_batch_tokens"]) == (True, 64)
+    assert (model["path"], model["lora"]["rank"]) == ("a/b", 2)
+    assert model["lora"]["target_modules"] == ["q_proj"]
 
 
 RIGHT = [

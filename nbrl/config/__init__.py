@@ -3,7 +3,7 @@
 May import ``functional`` and ``errors``.
 """
 
-from nbrl.config.checks import check_config, kind_problems, kl_problems, whole_problems
+from nbrl.config.checks import check_config, kl_problems
 from nbrl.config.objectives import (
     DPO,
     KTO,
@@ -16,6 +16,7 @@ from nbrl.config.objectives import (
     RewardLoss,
     wants_reference_logprobs,
 )
+from nbrl.config.rules import is_whole, kind_problems, shown, whole_problems
 from nbrl.config.settings import (
     ESTIMATOR_ALIASES,
     KL,
@@ -58,8 +59,10 @@ __all__ = [
     "Trainer",
     "check_config",
     "is_changed",
+    "is_whole",
     "kind_problems",
     "kl_problems",
+    "shown",
     "to_spec",
     "wants_reference",
     "wants_reference_logprobs",

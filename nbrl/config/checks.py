@@ -5,13 +5,22 @@ starts work, so that all problems of a request come in one message.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from nbrl.config.objective_checks import OBJECTIVE_CHECKS
-from nbrl.config.rules import among as _among
-from nbrl.config.rules import bounded as _bounded
-from nbrl.config.rules import is_number as _is_number
-from nbrl.config.rules import whole as _whole
+from nbrl.config.rules import (
+    among,
+    bounded,
+    flag,
+    interval,
+    is_among,
+    is_number,
+    is_whole,
+    kind_problems,
+    shown,
+    text,
+    whole,
+)
 from nbrl.config.settings import (
     KL,
     Critic,
@@ -57,101 +66,113 @@ def _nested(name: str, value: object, kind: type, *, optional: bool = True) -> I
         yield from kind_problems({name: (value, kind)})
 
 
-def _interval(name: str, value: Any) -> Iterator[str]:
-    """A problem where something is not a pair (low, high) of numbers with low < high."""
-    pair = isinstance(value, tuple | list) and len(value) == 2
-    if value is not None and not (pair and all(map(_is_number, value)) and value[0] < value[1]):
-        yield f"{name} must be (low, high) with low < high; got {value!r}"
-
-
 def _sampling(c: Sampling) -> Iterator[str]:
-    yield from _bounded("Sampling.temperature", c.temperature, 0.0)
-    yield from _bounded("Sampling.top_p", c.top_p, 0.0, 1.0, open_low=True)
-    yield from _whole("Sampling.top_k", c.top_k, 0)
+    yield from bounded("Sampling.temperature", c.temperature, 0.0)
+    yield from bounded("Sampling.top_p", c.top_p, 0.0, 1.0, open_low=True)
+    yield from whole("Sampling.top_k", c.top_k, 0)
     if c.max_new_tokens is not None:
-        yield from _whole("Sampling.max_new_tokens", c.max_new_tokens, 1)
-    yield from _whole("Sampling.seed", c.seed, 0)
+        yield from whole("Sampling.max_new_tokens", c.max_new_tokens, 1)
+    yield from whole("Sampling.seed", c.seed, 0)
     listed = isinstance(c.stop, tuple | list)
     if not listed or any(not isinstance(s, str) or not s for s in c.stop):
-        yield f"Sampling.stop must be a tuple of non-empty strings; got {c.stop!r}"
-    if c.temperature == 0 and is_changed(c, "top_p", "top_k"):
+        yield f"Sampling.stop must be a tuple of non-empty strings; got {shown(c.stop)}"
+    if is_number(c.temperature) and c.temperature == 0 and is_changed(c, "top_p", "top_k"):
         yield "Sampling.top_p and top_k have no effect with temperature=0 (greedy); drop them"
 
 
 def _kl(c: KL) -> Iterator[str]:
-    yield from _bounded("KL.coef", c.coef, 0.0)
-    yield from _among("KL.kind", c.kind, KL_KINDS)
+    yield from bounded("KL.coef", c.coef, 0.0)
+    yield from among("KL.kind", c.kind, KL_KINDS)
     if c.clamp is not None:
-        yield from _bounded("KL.clamp", c.clamp, 0.0, open_low=True)
+        yield from bounded("KL.clamp", c.clamp, 0.0, open_low=True)
+    yield from flag("KL.unbiased_gradient", c.unbiased_gradient)
 
 
 def _shaping(c: Shaping) -> Iterator[str]:
-    yield from _interval("Shaping.reward_range", c.reward_range)
-    yield from _interval("Shaping.reward_clip", c.reward_clip)
+    yield from interval("Shaping.reward_range", c.reward_range)
+    yield from interval("Shaping.reward_clip", c.reward_clip)
     if c.overlong_buffer is not None:
-        yield from _whole("Shaping.overlong_buffer", c.overlong_buffer, 1)
-    yield from _bounded("Shaping.overlong_penalty", c.overlong_penalty, 0.0, open_low=True)
+        yield from whole("Shaping.overlong_buffer", c.overlong_buffer, 1)
+    yield from bounded("Shaping.overlong_penalty", c.overlong_penalty, 0.0, open_low=True)
     if c.stop_properly is not None:
-        yield from _bounded("Shaping.stop_properly", c.stop_properly, high=1.0)
+        yield from bounded("Shaping.stop_properly", c.stop_properly, high=1.0)
     if c.overlong_buffer is None and is_changed(c, "overlong_penalty"):
         yield "Shaping.overlong_penalty has no effect without overlong_buffer; pass both"
 
 
 def _policy_loss(c: PolicyLoss) -> Iterator[str]:
-    yield from _among("PolicyLoss.surrogate", c.surrogate, SURROGATES)
-    yield from _bounded("PolicyLoss.eps_low", c.eps_low, 0.0, open_low=True)
-    yield from _bounded("PolicyLoss.eps_high", c.eps_high, 0.0, open_low=True)
+    yield from among("PolicyLoss.surrogate", c.surrogate, SURROGATES)
+    yield from bounded("PolicyLoss.eps_low", c.eps_low, 0.0, open_low=True)
+    yield from bounded("PolicyLoss.eps_high", c.eps_high, 0.0, open_low=True)
     if c.dual_clip is not None:
-        yield from _bounded("PolicyLoss.dual_clip", c.dual_clip, 1.0, open_low=True)
-    yield from _among("PolicyLoss.aggregation", c.aggregation, AGGREGATIONS)
+        yield from bounded("PolicyLoss.dual_clip", c.dual_clip, 1.0, open_low=True)
+    yield from among("PolicyLoss.aggregation", c.aggregation, AGGREGATIONS)
     if c.norm_length is not None:
-        yield from _whole("PolicyLoss.norm_length", c.norm_length, 1)
-    yield from _bounded("PolicyLoss.entropy_coef", c.entropy_coef)
-    yield from _bounded("PolicyLoss.value_coef", c.value_coef, 0.0)
-    yield from _bounded("PolicyLoss.value_clip", c.value_clip, 0.0, open_low=True)
+        yield from whole("PolicyLoss.norm_length", c.norm_length, 1)
+    yield from bounded("PolicyLoss.entropy_coef", c.entropy_coef)
+    yield from bounded("PolicyLoss.value_coef", c.value_coef, 0.0)
+    yield from bounded("PolicyLoss.value_clip", c.value_clip, 0.0, open_low=True)
     if c.norm_length is not None and c.aggregation != "seq-mean-token-sum-norm":
         yield f"PolicyLoss.norm_length has no effect with aggregation={c.aggregation!r}; drop it"
-    row = SURROGATES.get(c.surrogate)
+    row = SURROGATES[c.surrogate] if is_among(c.surrogate, SURROGATES) else None
     if row is not None and c.dual_clip is not None and not row.uses_dual_clip:
         yield f"PolicyLoss.dual_clip has no effect with surrogate={c.surrogate!r}; drop it"
     if row is not None and is_changed(c, "eps_low", "eps_high") and not row.uses_eps:
         yield f"PolicyLoss.eps_low/high have no effect with surrogate={c.surrogate!r}; drop them"
-    if c.correction is None:
-        if is_changed(c, "correction_low", "correction_high"):
-            yield "PolicyLoss.correction_low/high have no effect without correction; name one"
-    else:
-        yield from _among("PolicyLoss.correction", c.correction, CORRECTIONS)
-        yield from _interval(
-            "PolicyLoss.(correction_low, correction_high)", (c.correction_low, c.correction_high)
-        )
-    if c.kl is not None:
-        yield from _kl(c.kl)
+    yield from _correction(c)
+    yield from _nested("PolicyLoss.kl", c.kl, KL)
+
+
+def _correction(c: PolicyLoss) -> Iterator[str]:
+    if c.correction is not None:
+        yield from among("PolicyLoss.correction", c.correction, CORRECTIONS)
+        bounds = (c.correction_low, c.correction_high)
+        yield from interval("PolicyLoss.(correction_low, correction_high)", bounds)
+    elif is_changed(c, "correction_low", "correction_high"):
+        yield "PolicyLoss.correction_low/high have no effect without correction; name one"
 
 
 def _optimizer(c: Optimizer) -> Iterator[str]:
-    yield from _bounded("Optimizer.lr", c.lr, 0.0)
-    yield from _bounded("Optimizer.eps", c.eps, 0.0, open_low=True)
-    yield from _bounded("Optimizer.weight_decay", c.weight_decay, 0.0)
+    yield from bounded("Optimizer.lr", c.lr, 0.0)
+    yield from bounded("Optimizer.eps", c.eps, 0.0, open_low=True)
+    yield from bounded("Optimizer.weight_decay", c.weight_decay, 0.0)
     if c.max_grad_norm is not None:
-        yield from _bounded("Optimizer.max_grad_norm", c.max_grad_norm, 0.0, open_low=True)
-    yield from _among("Optimizer.schedule", c.schedule, SCHEDULES)
-    yield from _whole("Optimizer.warmup_steps", c.warmup_steps, 0)
+        yield from bounded("Optimizer.max_grad_norm", c.max_grad_norm, 0.0, open_low=True)
+    if isinstance(c.betas, tuple | list) and len(c.betas) == 2:
+        for beta in c.betas:
+            # AdamW divides by 1 - beta.
+            yield from bounded("Optimizer.betas", beta, 0.0, 1.0, open_high=True)
+    else:
+        yield f"Optimizer.betas must be two numbers; got {shown(c.betas)}"
+    yield from whole("Optimizer.warmup_steps", c.warmup_steps, 0)
     if c.total_steps is not None:
-        yield from _whole("Optimizer.total_steps", c.total_steps, 1)
-    if not (isinstance(c.betas, tuple | list) and len(c.betas) == 2):
-        yield f"Optimizer.betas must be two numbers; got {c.betas!r}"
-        return
-    for beta in c.betas:
-        yield from _bounded("Optimizer.betas", beta, 0.0, 1.0)
+        yield from whole("Optimizer.total_steps", c.total_steps, 1)
+    if c.min_lr_ratio is not None:
+        yield from bounded("Optimizer.min_lr_ratio", c.min_lr_ratio, 0.0, 1.0, open_high=True)
+    yield from among("Optimizer.schedule", c.schedule, SCHEDULES)
+    if is_among(c.schedule, SCHEDULES):
+        yield from _schedule(c)
+
+
+def _schedule(c: Optimizer) -> Iterator[str]:
+    """What belongs to one schedule and not to another."""
     ends = c.schedule in ("linear", "cosine", "cosine_with_min_lr")
     if ends and c.total_steps is None:
         yield f"Optimizer.schedule={c.schedule!r} needs total_steps; pass it"
     if not ends and c.total_steps is not None:
         yield f"Optimizer.total_steps has no effect with schedule={c.schedule!r}; drop it"
-    if c.warmup_steps and c.schedule == "constant":
+    warms, total = is_whole(c.warmup_steps, 1), c.total_steps
+    if warms and c.schedule == "constant":
         yield (
             "Optimizer.warmup_steps has no effect with schedule='constant'; "
             "use 'constant_with_warmup'"
+        )
+    if c.schedule == "constant_with_warmup" and is_whole(c.warmup_steps) and not warms:
+        yield "Optimizer.schedule='constant_with_warmup' needs warmup_steps >= 1; or use 'constant'"
+    if ends and warms and is_whole(total, 1) and c.warmup_steps > total:
+        yield (
+            f"Optimizer.warmup_steps={c.warmup_steps} is more than total_steps={total}: the peak "
+            "would never be reached; warm up for fewer"
         )
     if (c.min_lr_ratio is not None) != (c.schedule == "cosine_with_min_lr"):
         yield (
@@ -160,49 +181,69 @@ def _optimizer(c: Optimizer) -> Iterator[str]:
 
 
 def _critic(c: Critic) -> Iterator[str]:
+    if c.path is not None:
+        yield from text("Critic.path", c.path)
     yield from _nested("Critic.optimizer", c.optimizer, Optimizer, optional=False)
 
 
 def _trainer(c: Trainer) -> Iterator[str]:
-    yield from _among("Trainer.kind", c.kind, TRAINERS)
-    yield from _whole("Trainer.micro_batch_tokens", c.micro_batch_tokens, 1)
+    yield from among("Trainer.kind", c.kind, TRAINERS)
+    yield from whole("Trainer.micro_batch_tokens", c.micro_batch_tokens, 1)
+    yield from flag("Trainer.gradient_checkpointing", c.gradient_checkpointing)
     yield from _nested("Trainer.optimizer", c.optimizer, Optimizer, optional=False)
     yield from _nested("Trainer.critic", c.critic, Critic)
 
 
 def _engine(c: Engine) -> Iterator[str]:
-    yield from _among("Engine.kind", c.kind, ENGINES)
-    yield from _whole("Engine.max_batch", c.max_batch, 1)
+    yield from among("Engine.kind", c.kind, ENGINES)
+    yield from whole("Engine.max_batch", c.max_batch, 1)
 
 
 def _lora(c: Lora) -> Iterator[str]:
-    yield from _whole("Lora.rank", c.rank, 1)
-    yield from _bounded("Lora.alpha", c.alpha, 0.0, open_low=True)
-    yield from _bounded("Lora.dropout", c.dropout, 0.0, 1.0)
+    yield from whole("Lora.rank", c.rank, 1)
+    yield from bounded("Lora.alpha", c.alpha, 0.0, open_low=True)
+    # Of an adapter that is dropped whole, nothing is left to train.
+    yield from bounded("Lora.dropout", c.dropout, 0.0, 1.0, open_high=True)
+    targets = [c.target_modules] if isinstance(c.target_modules, str) else c.target_modules
+    listed = isinstance(targets, tuple | list) and len(targets) > 0
+    if not listed or any(not isinstance(t, str) or not t.strip() for t in targets):
+        yield (
+            "Lora.target_modules must be 'all-linear', a pattern, or a tuple of modules' names; "
+            f"got {shown(c.target_modules)}"
+        )
 
 
 def _model(c: Model) -> Iterator[str]:
-    yield from _among("Model.dtype", c.dtype, DTYPES)
-    yield from _among("Model.head", c.head, HEADS)
-    if not c.path:
-        yield "Model.path is empty; pass 'tiny', a folder, or a name on the hub"
+    yield from among("Model.dtype", c.dtype, DTYPES)
+    yield from among("Model.head", c.head, HEADS)
+    if not isinstance(c.path, str) or not c.path.strip():
+        yield f"Model.path must be 'tiny', a folder, or a name on the hub; got {shown(c.path)}"
+    yield from text("Model.attention", c.attention)
+    for name, value in (("revision", c.revision), ("gguf_file", c.gguf_file)):
+        if value is not None:
+            yield from text(f"Model.{name}", value)
     yield from _nested("Model.lora", c.lora, Lora)
 
 
 def _recipe(c: Recipe) -> Iterator[str]:
-    for name in ("prompts", "n", "minibatches", "epochs"):
-        yield from _whole(f"Recipe.{name}", getattr(c, name), 1)
+    counts = {"prompts": c.prompts, "n": c.n, "minibatches": c.minibatches, "epochs": c.epochs}
+    for name, value in counts.items():
+        yield from whole(f"Recipe.{name}", value, 1)
     yield from _nested("Recipe.sampling", c.sampling, Sampling, optional=False)
     yield from _nested("Recipe.loss", c.loss, PolicyLoss, optional=False)
     yield from _nested("Recipe.kl", c.kl, KL)
     yield from _nested("Recipe.shaping", c.shaping, Shaping)
-    if isinstance(c.loss, PolicyLoss) and isinstance(c.kl, KL):
+    if isinstance(c.loss, PolicyLoss):
         yield from kl_problems(c.kl, c.loss)
 
 
 def kl_problems(in_reward: KL | None, loss: PolicyLoss) -> Iterator[str]:
-    """A problem where the KL penalty is asked for twice."""
-    if wants_reference(in_reward) and wants_reference(loss.kl):
+    """What cannot work about a KL penalty in the reward, beside that of a loss."""
+    if not isinstance(in_reward, KL):
+        return
+    if in_reward.unbiased_gradient is True:
+        yield "KL.unbiased_gradient has no effect in the reward; drop it or pass the KL to the loss"
+    if isinstance(loss.kl, KL) and wants_reference(in_reward) and wants_reference(loss.kl):
         yield "KL is in the reward (kl=) and in the loss (PolicyLoss.kl); choose one"
 
 
@@ -222,32 +263,6 @@ CHECKS: Mapping[type, Check] = {
 }
 
 
-def kind_problems(given: Mapping[str, tuple[object, Any]]) -> Iterator[str]:
-    """A problem for each argument that is not of the kind that its name takes.
-
-    Args:
-        given: By the argument's name, what was given and what it must be.
-    """
-    for name, (value, kind) in given.items():
-        if not isinstance(value, kind):
-            yield f"{name} must be {_article(kind)}; got {type(value).__name__} {value!r:.80}"
-
-
-def whole_problems(given: Mapping[str, tuple[object, int]]) -> Iterator[str]:
-    """A problem for each argument that is not a whole number from its lower bound up."""
-    for name, (value, low) in given.items():
-        yield from _whole(name, value, low)
-
-
-def _article(kind: Any) -> str:
-    """What a type, or a union of some, is called in a message."""
-    kinds = get_args(kind) or (kind,)
-    return " or ".join(
-        f"nbrl.{k.__name__}" if k.__module__.startswith("nbrl.") else f"a {k.__name__}"
-        for k in kinds
-    )
-
-
 def check_config(asked: str, *components: object, extra: Iterable[str] = ()) -> None:
     """Raise one :class:`~nbrl.errors.ConfigError` that lists every problem of a request.
 
@@ -262,7 +277,7 @@ def check_config(asked: str, *components: object, extra: Iterable[str] = ()) -> 
             problems.extend(CHECKS[type(component)](component))
         elif component is not None:
             known = ", ".join(f"nbrl.{kind.__name__}" for kind in CHECKS)
-            problems.append(f"{component!r:.80} is not one of the settings {known}")
+            problems.append(f"{shown(component)} is not one of the settings {known}")
     problems.extend(extra)
     if problems:
         raise all_problems(asked, problems)

@@ -13,7 +13,7 @@ from nbrl.config.objectives import (
     ProcessReward,
     RewardLoss,
 )
-from nbrl.config.rules import among, bounded
+from nbrl.config.rules import among, bounded, flag, is_among, is_number, is_whole, shown, text
 from nbrl.functional.reductions import AGGREGATIONS
 
 _WITHOUT_CONSTANT = tuple(name for name in AGGREGATIONS if not name.endswith("-norm"))
@@ -25,8 +25,7 @@ def _sft(c: SFT) -> Iterator[str]:
 
 
 def _reward_loss(c: RewardLoss) -> Iterator[str]:
-    if not isinstance(c.margin, bool):
-        yield f"RewardLoss.margin must be True or False; got {c.margin!r}"
+    yield from flag("RewardLoss.margin", c.margin)
 
 
 def _dpo(c: DPO) -> Iterator[str]:
@@ -36,11 +35,12 @@ def _dpo(c: DPO) -> Iterator[str]:
     yield from bounded("DPO.nll_coef", c.nll_coef, 0.0)
     yield from bounded("DPO.aux_coef", c.aux_coef, 0.0)
     yield from bounded("DPO.label_smoothing", c.label_smoothing, 0.0, 0.5)
-    if c.label_smoothing == 0.5:
+    smoothing = c.label_smoothing if is_number(c.label_smoothing) else 0.0
+    if smoothing == 0.5:
         yield "DPO.label_smoothing=0.5 says that labels mean nothing; pass less"
-    if c.kind == "ipo" and c.label_smoothing:
+    if smoothing and is_among(c.kind, ["ipo"]):
         yield "DPO.label_smoothing has no effect with kind='ipo'; drop it"
-    if c.kind == "sigmoid" and c.length != "sum":
+    if is_among(c.kind, ["sigmoid"]) and is_among(c.length, ["mean"]):
         yield "DPO.length has no effect with kind='sigmoid', which takes sums; drop it"
 
 
@@ -48,13 +48,12 @@ def _kto(c: KTO) -> Iterator[str]:
     yield from bounded("KTO.beta", c.beta, 0.0, open_low=True)
     yield from bounded("KTO.desirable_weight", c.desirable_weight, 0.0)
     yield from bounded("KTO.undesirable_weight", c.undesirable_weight, 0.0)
-    if c.desirable_weight == c.undesirable_weight == 0:
+    if all(is_number(w) and w == 0 for w in (c.desirable_weight, c.undesirable_weight)):
         yield "KTO: both weights are 0, so nothing is learned; pass one that is not"
 
 
 def _distillation(c: Distillation) -> Iterator[str]:
-    if not isinstance(c.teacher, str) or not c.teacher:
-        yield f"Distillation.teacher must name a model; got {c.teacher!r}"
+    yield from text("Distillation.teacher", c.teacher)
     yield from bounded("Distillation.coef", c.coef, 0.0, 1.0, open_low=True)
 
 
@@ -62,7 +61,12 @@ def _process_reward(c: ProcessReward) -> Iterator[str]:
     tokens = c.reward_tokens
     pair = isinstance(tokens, tuple | list) and len(tokens) == 2
     if not pair or any(not isinstance(t, str) or not t for t in tokens) or len(set(tokens)) < 2:
-        yield f"ProcessReward.reward_tokens must be two texts, (good, bad); got {tokens!r}"
+        yield f"ProcessReward.reward_tokens must be two texts, (good, bad); got {shown(tokens)}"
+    ids = c.token_ids
+    if ids is not None and not (
+        isinstance(ids, tuple) and len(ids) == 2 and all(map(is_whole, ids))
+    ):
+        yield f"ProcessReward.token_ids must be two ids, (good, bad); got {shown(ids)}"
 
 
 OBJECTIVE_CHECKS: Mapping[type, Callable[[Any], Iterator[str]]] = {

@@ -1,4 +1,4 @@
-"""The settings of every training objective that is not a policy loss; imports nothing of the house.
+"""The settings of every training objective that is not a policy loss; may import ``rules``.
 
 Each is a small frozen dataclass that says how terms of one kind of data become a loss. What it
 trains on is one of the kinds of :class:`nbrl.Examples`, named in :data:`TRAINS_ON`.
@@ -7,6 +7,7 @@ trains on is one of the kinds of :class:`nbrl.Examples`, named in :data:`TRAINS_
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 
+from nbrl.config.rules import make_plain
 from nbrl.config.settings import PolicyLoss
 
 
@@ -22,6 +23,9 @@ class SFT:
     aggregation: str = "token-mean"
     aux_coef: float = 0.0
 
+    def __post_init__(self) -> None:
+        make_plain(self)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardLoss:
@@ -31,6 +35,9 @@ class RewardLoss:
     """
 
     margin: bool = False
+
+    def __post_init__(self) -> None:
+        make_plain(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +57,9 @@ class DPO:
     nll_coef: float = 0.0
     aux_coef: float = 0.0
 
+    def __post_init__(self) -> None:
+        make_plain(self)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KTO:
@@ -63,6 +73,9 @@ class KTO:
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
 
+    def __post_init__(self) -> None:
+        make_plain(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
@@ -75,6 +88,9 @@ class Distillation:
     _: KW_ONLY
     coef: float = 0.4
 
+    def __post_init__(self) -> None:
+        make_plain(self)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessReward:
@@ -86,6 +102,9 @@ class ProcessReward:
 
     reward_tokens: tuple[str, str] = ("+", "-")
     token_ids: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        make_plain(self)
 
 
 Objective = SFT | RewardLoss | DPO | KTO | Distillation | ProcessReward

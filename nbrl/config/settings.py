@@ -1,4 +1,8 @@
-"""The settings: one small frozen dataclass a component. Imports nothing of the house."""
+"""The settings: one small frozen dataclass a component. May import ``rules``.
+
+NumPy's numbers become Python's when some settings are made, and a ``Path`` its text: a value that
+came out of an array or a sweep works as the same value written by hand.
+"""
 
 import dataclasses
 import os
@@ -6,6 +10,10 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
+
+import numpy as np
+
+from nbrl.config.rules import is_number, make_plain
 
 ESTIMATOR_ALIASES: Mapping[str, str] = {
     "reinforce": "reinforce_pp",
@@ -32,6 +40,9 @@ class Sampling:
     stop: tuple[str, ...] = ()
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        make_plain(self)
+
     @property
     def logprob_temperature(self) -> float:
         """The temperature that divides the logits when log-probs are computed."""
@@ -53,6 +64,9 @@ class KL:
     clamp: float | None = 10.0
     unbiased_gradient: bool = False
 
+    def __post_init__(self) -> None:
+        make_plain(self)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shaping:
@@ -68,6 +82,9 @@ class Shaping:
     overlong_penalty: float = 1.0
     stop_properly: float | None = None
     reward_clip: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        make_plain(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +111,9 @@ class PolicyLoss:
     value_coef: float = 1.0
     value_clip: float = 0.5
 
+    def __post_init__(self) -> None:
+        make_plain(self)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lora:
@@ -103,6 +123,9 @@ class Lora:
     alpha: float = 16.0
     dropout: float = 0.0
     target_modules: str | tuple[str, ...] = "all-linear"
+
+    def __post_init__(self) -> None:
+        make_plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +146,9 @@ class Model:
     lora: Lora | None = None
     head: str = "lm"
 
+    def __post_init__(self) -> None:
+        make_plain(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -134,6 +160,9 @@ class Engine:
     kind: str = "hf"
     _: KW_ONLY
     max_batch: int = 512
+
+    def __post_init__(self) -> None:
+        make_plain(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +183,9 @@ class Optimizer:
     total_steps: int | None = None
     min_lr_ratio: float | None = None
 
+    def __post_init__(self) -> None:
+        make_plain(self)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Critic:
@@ -164,6 +196,9 @@ class Critic:
 
     path: str | None = None
     optimizer: Optimizer = dataclasses.field(default_factory=lambda: Optimizer(lr=9e-6))
+
+    def __post_init__(self) -> None:
+        make_plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +215,9 @@ class Trainer:
     critic: Critic | None = None
     micro_batch_tokens: int = 16384
     gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        make_plain(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,16 +240,24 @@ class Recipe:
     minibatches: int = 1
     epochs: int = 1
 
+    def __post_init__(self) -> None:
+        make_plain(self)
+
 
 def wants_reference(kl: KL | None) -> bool:
     """Whether a penalty is asked for; one with the coefficient 0 is none."""
-    return kl is not None and kl.coef > 0
+    return kl is not None and is_number(kl.coef) and kl.coef > 0
 
 
 def is_changed(component: Any, *names: str) -> bool:
     """Whether one of these fields of some settings has another value than its default."""
     plain = {f.name: f.default for f in dataclasses.fields(component)}
-    return any(getattr(component, name) != plain[name] for name in names)
+    return not all(_equal(getattr(component, name), plain[name]) for name in names)
+
+
+def _equal(value: Any, default: Any) -> bool:
+    # Of arrays, == is no answer.
+    return value is default or (isinstance(value, str | int | float) and value == default)
 
 
 def to_spec(component: Any) -> Any:
@@ -229,6 +275,8 @@ def to_spec(component: Any) -> Any:
         return [to_spec(v) for v in component]
     if component is None or isinstance(component, bool | int | float | str):
         return component
+    if isinstance(component, np.generic):
+        return component.item()
     if isinstance(component, os.PathLike):
         return os.fspath(component)
     named = isinstance(component, type | FunctionType | BuiltinFunctionType)

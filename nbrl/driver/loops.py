@@ -76,7 +76,7 @@ def run(runtime: Runtime, steps: int, recipe: Recipe, mode: str) -> History:
     problems = [*whole_problems({"steps": (steps, 1)}), *_recipe_problems(runtime, recipe)]
     check_config(asked, recipe, extra=problems)
     combination(recipe.combine, load_rewards(recipe.rewards))
-    return MODES[mode](runtime, steps, recipe)
+    return MODES[mode](runtime, int(steps), recipe)
 
 
 def _recipe_problems(runtime: Runtime, recipe: Recipe) -> list[str]:

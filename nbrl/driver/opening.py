@@ -49,7 +49,7 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
         ConfigError: Settings that cannot work, all listed; a model or prompts that are not there.
         StoreError: The run folder cannot be made.
     """
-    model, trainer, seed = settings.model, settings.trainer, settings.seed
+    model, trainer = settings.model, settings.trainer
     kinds = {
         "model": (model, Model),
         "engine": (settings.engine, Engine),
@@ -57,8 +57,9 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
         "prompts": (settings.prompts, str | Prompts),
     }
     check_config("connect", extra=kind_problems(kinds))
-    whole = whole_problems({"seed": (seed, 0)})
+    whole = whole_problems({"seed": (settings.seed, 0)})
     check_config("connect", model, settings.engine, trainer, extra=whole)
+    seed = int(settings.seed)
     source = _open_source(settings.prompts, seed)
     policy = load_policy(model)
     name = settings.name or policy.name

@@ -26,8 +26,9 @@ def next_prompts(runtime: Runtime, k: int) -> Prompts:
         ConfigError: ``k`` is less than one, or more than one pass over the data holds.
     """
     check_config("next_prompts", extra=whole_problems({"k": (k, 1)}))
-    prompts = runtime.source.take(k, runtime.cursor)
-    runtime.cursor += k
+    count = int(k)
+    prompts = runtime.source.take(count, runtime.cursor)
+    runtime.cursor += count
     return prompts
 
 
@@ -53,7 +54,7 @@ def rollout(
     if isinstance(prompts, Prompts) and not len(prompts):
         problems.append("there are no prompts; pass at least one")
     check_config(f"rollout with n={n!r}", sampling, extra=problems)
-    watch = Stopwatch()
+    watch, n = Stopwatch(), int(n)
     token_ids = runtime.encode(prompts)
     prompt_ids = prompts.table.column("prompt_id").to_pylist()
     path = (runtime.seed, branch, runtime.version, sampling.seed)

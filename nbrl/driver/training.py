@@ -165,7 +165,7 @@ def train_step(
         problems.append(f"minibatches={minibatches} is more than the {len(batch)} samples")
     check_config("train_step", loss, extra=[*problems, *_loss_problems(runtime, batch, loss)])
     digest = check_batch(runtime, batch, loss, expect_version, again)
-    watch = Stopwatch()
+    watch, minibatches, epochs = Stopwatch(), int(minibatches), int(epochs)
     batch = _with_reference(runtime, batch, wants_reference(loss.kl))
     columns = loss_columns(runtime, batch, corrected=loss.correction is not None)
     resolved, warnings = _resolved(loss, batch), _warnings(runtime, batch)
