@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nbrl.config import PolicyLoss, Sampling
+from nbrl.config import Loss, PolicyLoss, Sampling
 from nbrl.types import Metric
 
 Advance = Callable[[int, int], None]
@@ -98,6 +98,8 @@ class MicroBatch:
     mask: Bool[Tensor, "n T"]
     temperature: Float[Tensor, " n"]
     columns: Mapping[str, Float[Tensor, "n T"]] = field(default_factory=dict)
+    per_row: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)
+    """What an objective knows of whole rows: ``margin``, ``desirable``, ``mismatched``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -109,6 +111,17 @@ class LossTerms:
     """One mapping a micro-batch, each tensor ``[n, T]``, in the order they were given."""
     sketch: np.ndarray | None = None
     """A seeded random projection of the gradient, float32 ``[D]``; from ``probe`` only."""
+
+
+@runtime_checkable
+class Measurer(Protocol):
+    """A trainer that can say what an objective is on other data, changing nothing."""
+
+    def measure(
+        self, batches: Sequence[MicroBatch], loss: Loss, advance: Advance
+    ) -> Mapping[str, Metric]:
+        """The objective's metrics over all the micro-batches together, without gradients."""
+        ...
 
 
 @runtime_checkable
@@ -130,7 +143,7 @@ class Trainer(Protocol):
     def step(
         self,
         minibatches: Sequence[Sequence[MicroBatch]],
-        loss: PolicyLoss,
+        loss: Loss,
         advance: Advance,
     ) -> list[LossTerms]:
         """One optimizer step a minibatch, in order; all of them or, on any exception, none.

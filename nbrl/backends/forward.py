@@ -1,7 +1,7 @@
 """The one forward pass: what a model says of the response tokens of a micro-batch.
 
-May import ``prefix``, ``protocols`` and torch. Nothing here switches gradients on or off; the
-caller does.
+May import ``prefix``, ``protocols``, ``functional`` and torch. Nothing here switches gradients on
+or off; the caller does.
 Every column ``[n, T]`` is aligned with ``MicroBatch.mask``: entry ``t`` belongs to the token at
 ``prompt_width + t`` and is read from the position before it.
 """
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nbrl.backends.prefix import shared_logits
+from nbrl.functional.logprobs import token_logprobs
 from nbrl.protocols import MicroBatch
 
 
@@ -25,11 +26,33 @@ def response_logits(module: nn.Module, batch: MicroBatch) -> Tensor:
     whatever the dtype of the module: bfloat16 logits lose the second digit of a log-prob.
     """
     with _float32_head(module) as call:
-        logits = shared_logits(module, batch, call)
+        logits = shared_logits(module, batch, lambda inputs: call(inputs).logits)
         if logits is None:
-            width = batch.mask.shape[1]
-            logits = call({**_inputs(batch), "use_cache": False, "logits_to_keep": width})
+            logits = call(_response_inputs(batch)).logits
     return logits
+
+
+def response_logits_and_balance(
+    module: nn.Module, batch: MicroBatch, *, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The logits of :func:`response_logits`, and where it is wanted the balance of experts.
+
+    The latter is the load-balancing loss of a mixture-of-experts model, as transformers computes
+    it, a scalar with gradient.
+    """
+    if not wanted:
+        return response_logits(module, batch), None
+    with _float32_head(module) as call:
+        said = call({**_response_inputs(batch), "output_router_logits": True})
+    return said.logits, said.aux_loss
+
+
+def response_logprobs_and_balance(
+    module: nn.Module, batch: MicroBatch, *, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs of the response tokens, and where it is wanted the balance of experts."""
+    logits, balance = response_logits_and_balance(module, batch, wanted=wanted)
+    return token_logprobs(logits, batch.input_ids[:, batch.prompt_width :]), balance
 
 
 def response_log_softmax(module: nn.Module, batch: MicroBatch) -> Tensor:
@@ -67,6 +90,23 @@ def response_values(critic: nn.Module, batch: MicroBatch) -> Tensor:
     return critic(**_inputs(batch))[:, batch.prompt_width - 1 :].float()
 
 
+def last_values(critic: nn.Module, batch: MicroBatch) -> Tensor:
+    """The value at each row's last token, that of the whole text, float32, ``[n]``."""
+    present = batch.attention_mask
+    inputs = {"input_ids": batch.input_ids}
+    if not bool(present[:, : batch.prompt_width].all()):
+        inputs["attention_mask"] = present.long()
+        inputs["position_ids"] = (present.long().cumsum(1) - 1).clamp(min=0)
+    places = torch.arange(present.shape[1], device=present.device)
+    last = torch.where(present, places, 0).amax(1, keepdim=True)
+    return critic(**inputs).gather(1, last).squeeze(1).float()
+
+
+def _response_inputs(batch: MicroBatch) -> dict[str, Any]:
+    width = batch.mask.shape[1]
+    return {**_inputs(batch), "use_cache": False, "logits_to_keep": width}
+
+
 def _inputs(batch: MicroBatch) -> dict[str, Tensor]:
     ids = batch.input_ids[:, :-1]
     if bool(batch.attention_mask[:, : batch.prompt_width].all()):
@@ -79,18 +119,18 @@ def _inputs(batch: MicroBatch) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _float32_head(module: Any) -> Iterator[Callable[[dict[str, Any]], Tensor]]:
+def _float32_head(module: Any) -> Iterator[Callable[[dict[str, Any]], Any]]:
     """Calls the module with these inputs; its head computes logits in float32."""
     head = module.get_output_embeddings()
     weights = dict(head.named_parameters())
     if all(weight.dtype == torch.float32 for weight in weights.values()):
-        yield lambda inputs: module(**inputs).logits
+        yield lambda inputs: module(**inputs)
         return
     place = next(name for name, submodule in module.named_modules() if submodule is head)
     wide = {f"{place}.{name}": weight.float() for name, weight in weights.items()}
 
-    def call(inputs: dict[str, Any]) -> Tensor:
-        return torch.func.functional_call(module, wide, kwargs=inputs, tie_weights=False).logits
+    def call(inputs: dict[str, Any]) -> Any:
+        return torch.func.functional_call(module, wide, kwargs=inputs, tie_weights=False)
 
     handle = head.register_forward_pre_hook(lambda _, arguments: (arguments[0].float(),))
     try:

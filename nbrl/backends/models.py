@@ -73,7 +73,7 @@ class ValueModel(nn.Module):
             position_ids=position_ids,
             use_cache=False,
         ).last_hidden_state
-        return self.head(hidden).squeeze(-1).float()
+        return nn.functional.linear(hidden.float(), self.head.weight.float()).squeeze(-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ Column: TypeAlias = pa.Array | pa.ChunkedArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Ragged:
+class Ragged:
     """All rows as flat arrays: row ``i`` is ``flat[offsets[i]:offsets[i + 1]]``, prompt first."""
 
     token_ids: np.ndarray
@@ -79,8 +79,8 @@ def make_batches(
     temperature = rollouts.table.column("temperature").to_numpy()
     heat = np.where(temperature > 0, temperature, 1.0).astype(np.float32)
     return [
-        _micro_batch(ragged, flat, counted, part, torch.from_numpy(heat[part]))
-        for part in _tight_parts(ragged.prompt, ragged.response, chosen, max_tokens)
+        micro_batch(ragged, flat, counted, part, torch.from_numpy(heat[part]))
+        for part in tight_parts(ragged.prompt, ragged.response, chosen, max_tokens)
     ]
 
 
@@ -102,7 +102,7 @@ def scatter(
     dtype, arrow_type = _storage(tensors)
     out = np.zeros(len(ragged.token_ids), dtype)
     for batch, tensor in zip(batches, tensors, strict=True):
-        inside, at = _places(ragged, batch.rows, tensor.shape[1])
+        inside, at = places(ragged, batch.rows, tensor.shape[1])
         inside &= ragged.policy[at]
         out[at[inside]] = tensor.detach().numpy().astype(dtype, copy=False)[inside]
     return arrow.ragged_column(out, ragged.offsets, arrow_type)
@@ -128,7 +128,7 @@ def split_minibatches(n: int, parts: int, seed: int) -> list[Int[np.ndarray, " m
     return [np.sort(part) for part in np.array_split(order, parts)]
 
 
-def _ragged(rollouts: Rollouts) -> _Ragged:
+def _ragged(rollouts: Rollouts) -> Ragged:
     token_ids, offsets = arrow.ragged(rollouts.table.column("token_ids"))
     policy = arrow.ragged(rollouts.table.column("source"))[0] == SOURCE_POLICY
     lengths = np.diff(offsets)
@@ -136,7 +136,7 @@ def _ragged(rollouts: Rollouts) -> _Ragged:
     # The first policy token at or after the row's start is the row's own unless it lies beyond it.
     first = np.append(at, len(policy))[np.searchsorted(at, offsets[:-1])]
     prompt = np.minimum(first - offsets[:-1], lengths)
-    return _Ragged(
+    return Ragged(
         token_ids=token_ids,
         policy=policy,
         offsets=offsets,
@@ -158,7 +158,7 @@ def _flat(name: str, column: Column, offsets: np.ndarray) -> np.ndarray:
     return values
 
 
-def _check(rollouts: Rollouts, ragged: _Ragged, counted: np.ndarray, chosen: np.ndarray) -> None:
+def _check(rollouts: Rollouts, ragged: Ragged, counted: np.ndarray, chosen: np.ndarray) -> None:
     ids = rollouts.table.column("sample_id")
     bare = chosen[(ragged.prompt[chosen] == 0) & (ragged.response[chosen] > 0)]
     if len(bare):
@@ -176,7 +176,7 @@ def _check(rollouts: Rollouts, ragged: _Ragged, counted: np.ndarray, chosen: np.
         )
 
 
-def _tight_parts(
+def tight_parts(
     prompt: np.ndarray, response: np.ndarray, chosen: np.ndarray, max_tokens: int
 ) -> list[np.ndarray]:
     """The chosen rows cut into micro-batches, by the sort order that pads least."""
@@ -232,13 +232,14 @@ def _block_edges(prompt: np.ndarray, response: np.ndarray, max_tokens: int) -> n
     return np.append(starts, n)
 
 
-def _micro_batch(
-    ragged: _Ragged,
+def micro_batch(
+    ragged: Ragged,
     flat: Mapping[str, np.ndarray],
     counted: np.ndarray,
     rows: np.ndarray,
     temperature: Tensor,
 ) -> MicroBatch:
+    """These rows as tensors, prompts padded on the left and responses on the right."""
     prompt, response = ragged.prompt[rows], ragged.response[rows]
     # At least one column each, so that a micro-batch of empty rows is still a rectangle.
     left, right = max(1, int(prompt.max())), max(1, int(response.max()))
@@ -266,8 +267,8 @@ def _take(values: np.ndarray, at: np.ndarray) -> np.ndarray:
     return values[at] if len(values) else np.zeros(at.shape, values.dtype)
 
 
-def _places(
-    ragged: _Ragged, rows: np.ndarray, width: int
+def places(
+    ragged: Ragged, rows: np.ndarray, width: int
 ) -> tuple[Bool[np.ndarray, "n T"], Int[np.ndarray, "n T"]]:
     """Which cells of a ``[n, T]`` tensor are tokens, and where in the flat arrays they are."""
     column = np.arange(width)

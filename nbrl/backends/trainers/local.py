@@ -13,19 +13,27 @@ import torch
 from torch import Tensor, nn
 
 from nbrl.backends.trainers.atomic import uninterrupted
-from nbrl.backends.trainers.objectives import counted, finished, merge, objective
+from nbrl.backends.trainers.objectives import (
+    Share,
+    compute,
+    counted,
+    finished,
+    merge,
+    prepare,
+    row_of,
+)
 from nbrl.backends.trainers.optimizers import Learner
 from nbrl.backends.trainers.passes import (
+    Models,
     annotated,
     gather_models,
     merged_weights,
     resident,
-    say,
     training,
 )
 from nbrl.backends.trainers.probing import probe_losses
 from nbrl.backends.trainers.sketch import gradient_norm
-from nbrl.config import Optimizer, PolicyLoss
+from nbrl.config import Distillation, Loss, Optimizer, PolicyLoss
 from nbrl.errors import ConfigError, StepError, unknown_name
 from nbrl.functional.reductions import Totals
 from nbrl.protocols import ANNOTATIONS, Advance, LossTerms, MicroBatch
@@ -40,7 +48,7 @@ class LocalTrainer:
     step. The policy may be shared with an engine; it is changed in place.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts that a trainer is made of
         self,
         policy: nn.Module,
         *,
@@ -48,18 +56,21 @@ class LocalTrainer:
         critic: nn.Module | None = None,
         critic_optimizer: Optimizer | None = None,
         reference: Callable[[], nn.Module] | None = None,
+        teacher: Callable[[str], nn.Module] | None = None,
         gradient_checkpointing: bool = False,
         seed: int = 0,
     ) -> None:
         """Take over the modules; parameters that require no gradient are left alone.
 
         Args:
-            policy: A causal language model of transformers, or PEFT's around one.
+            policy: A causal language model of transformers, PEFT's around one, or a reward model
+                as ``models.ValueModel``.
             optimizer: The policy's.
             critic: Called like ``models.ValueModel``; goes with ``critic_optimizer``.
             critic_optimizer: The critic's.
             reference: Loads the reference policy, called once, when it is first needed. None
                 where the policy carries an adapter: the reference is then the policy without it.
+            teacher: Loads the model of a name, for distillation; called once a name.
             gradient_checkpointing: Compute activations again in the backward pass.
             seed: Of the adapter's dropout.
 
@@ -74,6 +85,8 @@ class LocalTrainer:
             self._learners.append(Learner(critic, critic_optimizer))
         self._load_reference = reference
         self._reference: nn.Module | None = None
+        self._load_teacher = teacher
+        self._teachers: dict[str, nn.Module] = {}
         self._seed, self._updates, self._version = seed, 0, 0
 
     def annotate(
@@ -88,6 +101,7 @@ class LocalTrainer:
         for name in wanted:
             if name not in ANNOTATIONS:
                 raise unknown_name("token column", name, ANNOTATIONS)
+        _check_head(self._models, "lm", f"annotate {list(wanted)}")
         if "values" in wanted and self._models.critic is None:
             raise StepError("annotate 'values': this trainer has no critic. Give it one.")
         if "ref_logprobs" in wanted and self._load_reference is None and not self._models.adapted:
@@ -114,11 +128,12 @@ class LocalTrainer:
         Raises:
             StepError: No token counts, a column is missing, or a loss is not finite.
         """
+        _check_head(self._models, "lm", "probe")
         parameters = list(self._learners[0].parameters.values())
         return probe_losses(self._models, parameters, batches, losses, advance)
 
     def step(
-        self, minibatches: Sequence[Sequence[MicroBatch]], loss: PolicyLoss, advance: Advance
+        self, minibatches: Sequence[Sequence[MicroBatch]], loss: Loss, advance: Advance
     ) -> list[LossTerms]:
         """One optimizer step a minibatch, in order; all of them or, on any exception, none.
 
@@ -135,6 +150,7 @@ class LocalTrainer:
                 or a loss or gradient norm is not finite.
         """
         counts = counted(minibatches, [loss])
+        models = self._models_for(loss)
         for learner in self._learners:
             learner.check_room(len(minibatches))
         undo = self.state() if len(minibatches) > 1 else None
@@ -142,10 +158,12 @@ class LocalTrainer:
             learner.allocate()
         terms: list[LossTerms] = []
         try:
-            current = self._with_old_logprobs(minibatches)
+            current = self._with_old_logprobs(minibatches, loss)
             for batches, total in zip(current, counts, strict=True):
                 place = f"optimizer step {len(terms) + 1} of {len(minibatches)}"
-                terms.append(self._update(batches, loss, advance, total=total, place=place))
+                told = prepare(models, batches, loss)
+                share = self._shares(models, told, loss, advance, total)
+                terms.append(self._update(share, loss, total=total, place=place))
         except BaseException:
             with uninterrupted():
                 for learner in self._learners:
@@ -155,6 +173,23 @@ class LocalTrainer:
             raise
         self._version += 1
         return terms
+
+    def measure(
+        self, batches: Sequence[MicroBatch], loss: Loss, advance: Advance
+    ) -> dict[str, Metric]:
+        """The objective's metrics over all micro-batches as one; no gradient, nothing changes.
+
+        Raises:
+            StepError: As :meth:`step`, or for a policy loss, which :meth:`probe` is for.
+        """
+        (total,) = counted([batches], [loss])
+        models = self._models_for(loss)
+        shares = []
+        with torch.no_grad():
+            for batch in prepare(models, batches, loss):
+                shares.append(compute(models, batch, loss, total)[1])
+                advance(len(batch.rows), int(batch.mask.sum()))
+        return merge(shares, total, loss)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """The policy's parameters by their names in the checkpoint, an adapter merged into them."""
@@ -190,33 +225,48 @@ class LocalTrainer:
             learner.feed(digest)
         return digest.hexdigest()
 
-    def _update(
+    def _models_for(self, loss: Loss) -> Models:
+        """The models, with the teacher where the objective has one.
+
+        Raises:
+            StepError: The objective trains another kind of model, or no teacher can be loaded.
+        """
+        _check_head(self._models, row_of(loss).head, type(loss).__name__)
+        if not isinstance(loss, Distillation):
+            return self._models
+        if self._load_teacher is None:
+            raise StepError("Distillation: this trainer cannot load a teacher. Give it a loader.")
+        if loss.teacher not in self._teachers:
+            with torch.random.fork_rng(devices=[]):
+                self._teachers = {loss.teacher: self._load_teacher(loss.teacher)}
+        return dataclasses.replace(self._models, teacher=self._teachers[loss.teacher])
+
+    def _shares(
         self,
+        models: Models,
         batches: Sequence[MicroBatch],
-        loss: PolicyLoss,
+        loss: Loss,
         advance: Advance,
-        *,
         total: Totals,
-        place: str,
-    ) -> LossTerms:
-        """One optimizer step; nothing is written before everything is known to be finite."""
+    ) -> list[Share]:
+        """Each micro-batch's share; gradients add up."""
         shares = []
         for index, batch in enumerate(batches):
             seeds = np.random.SeedSequence([self._seed, self._updates, index])
-            with training(self._models, dropout_seed=int(seeds.generate_state(1)[0])):
-                said = say(
-                    self._models,
-                    batch,
-                    entropy_gradient=loss.entropy_coef != 0,
-                    critic_gradient=True,
-                )
-                value, share = objective(said, batch, loss, total)
+            with training(models, dropout_seed=int(seeds.generate_state(1)[0])):
+                value, share = compute(models, batch, loss, total)
                 value.backward()
-            del said, value
+            del value
             for learner in self._learners:
                 learner.collect()
             shares.append(share)
             advance(len(batch.rows), int(batch.mask.sum()))
+        return shares
+
+    def _update(
+        self, shares: Sequence[Share], loss: Loss, *, total: Totals, place: str
+    ) -> LossTerms:
+        """One optimizer step; nothing is written before everything is known to be finite."""
         metrics = merge(shares, total, loss)
         norms = {}
         for owner, learner in zip(("", "critic_"), self._learners, strict=False):
@@ -232,9 +282,11 @@ class LocalTrainer:
         return terms
 
     def _with_old_logprobs(
-        self, minibatches: Sequence[Sequence[MicroBatch]]
+        self, minibatches: Sequence[Sequence[MicroBatch]], loss: Loss
     ) -> list[list[MicroBatch]]:
         """The minibatches; those after the first get the log-probs that the first one changes."""
+        if not isinstance(loss, PolicyLoss):
+            return [list(batches) for batches in minibatches]
         done: dict[int, MicroBatch] = {}
         for batch in (b for later in minibatches[1:] for b in later):
             if "old_logprobs" not in batch.columns and id(batch) not in done:
@@ -242,6 +294,16 @@ class LocalTrainer:
                 columns = {**batch.columns, **column}
                 done[id(batch)] = dataclasses.replace(batch, columns=columns)
         return [[done.get(id(b), b) for b in batches] for batches in minibatches]
+
+
+def _check_head(models: Models, head: str, asked: str) -> None:
+    if models.scores != (head == "reward"):
+        kinds = {"lm": "a language model", "reward": "a reward model"}
+        here = kinds["reward" if models.scores else "lm"]
+        raise StepError(
+            f"{asked} is for {kinds[head]}; this trainer holds {here}. Connect with "
+            f"model=Model(..., head={head!r})."
+        )
 
 
 def _check_same_parameters(saved: Sequence[Mapping[str, Any]], learners: Sequence[Learner]) -> None:

@@ -1,6 +1,6 @@
 """Forward passes of policy, critic and reference, each in the mode it needs.
 
-May import ``forward``, ``protocols``, ``errors``, torch and transformers.
+May import ``forward``, ``models``, ``protocols``, ``errors``, torch and transformers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from nbrl.backends import forward
+from nbrl.backends.models import ValueModel
 from nbrl.errors import ConfigError
 from nbrl.protocols import MicroBatch
 
@@ -24,7 +25,9 @@ class Models:
     """The modules that are trained, and those inside them that know a training mode.
 
     ``checkpointed`` are the layers that compute their activations again in the backward pass,
-    ``dropouts`` those of a LoRA adapter. ``adapted`` says whether the policy carries one.
+    ``dropouts`` those of a LoRA adapter. ``adapted`` says whether the policy carries one. Where
+    ``scores`` is True, the policy is a :class:`~nbrl.backends.models.ValueModel`: a reward model.
+    ``teacher`` is there where an objective learns from one.
     """
 
     policy: nn.Module
@@ -32,6 +35,8 @@ class Models:
     adapted: bool
     checkpointed: tuple[nn.Module, ...]
     dropouts: tuple[nn.Module, ...]
+    scores: bool = False
+    teacher: nn.Module | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -61,7 +66,7 @@ def gather_models(
             for submodule in module.modules():
                 if isinstance(submodule, GradientCheckpointingLayer):
                     checkpointed.append(submodule)
-            owner = cast(Any, module if module is policy else module.backbone)
+            owner = cast(Any, module.backbone if isinstance(module, ValueModel) else module)
             owner.gradient_checkpointing_enable({"use_reentrant": False})
     if gradient_checkpointing and not checkpointed:
         raise ConfigError(
@@ -75,6 +80,7 @@ def gather_models(
         adapted=any("lora_" in name for name, _ in policy.named_parameters()),
         checkpointed=tuple(checkpointed),
         dropouts=tuple(m for name, m in named if "lora_dropout" in name.split(".")),
+        scores=isinstance(policy, ValueModel),
     )
 
 
@@ -142,7 +148,16 @@ def annotated(
 
 
 def merged_weights(adapted: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weights of PEFT's model with the adapter added, by their names in the checkpoint."""
+    """The weights of PEFT's model with the adapter added, by their names in the checkpoint.
+
+    Sums are in float32 whatever the dtype of the model: an update that bfloat16 cannot hold beside
+    a weight would be lost. Of a reward model the adapter is the backbone's.
+    """
+    if isinstance(adapted, ValueModel):
+        backbone = merged_weights(adapted.backbone)
+        yield from ((f"backbone.{name}", weight) for name, weight in backbone)
+        yield "head.weight", adapted.head.weight.detach()
+        return
     # Only those who use an adapter pay for the import.
     from peft.tuners.lora import LoraLayer
 
@@ -155,7 +170,7 @@ def merged_weights(adapted: nn.Module) -> Iterator[tuple[str, Tensor]]:
         weight = parameter.detach()
         if leaf == "weight":
             with torch.no_grad():
-                weight = weight + cast(Any, layers[layer]).get_delta_weight("default")
+                weight = weight.float() + cast(Any, layers[layer]).get_delta_weight("default")
         yield name.replace(".base_layer.", "."), weight
 
 

@@ -1,4 +1,4 @@
-"""A micro-batch and a policy loss to one scalar with a gradient, and to metrics that add up.
+"""A policy loss: a micro-batch to one scalar with a gradient, and to metrics that add up.
 
 May import ``protocols``, ``types``, ``config``, ``functional``, ``errors``, this room and torch. A
 loss is a sum of four terms, one function each:
@@ -11,36 +11,29 @@ counts over the whole optimizer step, so that the shares of its micro-batches ad
 loss, gradient and metrics under any split by rows.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from nbrl.backends.trainers.passes import Said
+from nbrl.backends.trainers.objectives.shares import Share, token_mean
+from nbrl.backends.trainers.passes import Models, Said, say
 from nbrl.config import KL, PolicyLoss, wants_reference
-from nbrl.errors import StepError
 from nbrl.functional.logprobs import EXPONENT_CLAMP, kl, kl_unbiased
 from nbrl.functional.losses import ratio_and_clipped, surrogate, value_loss
 from nbrl.functional.off_policy import importance_weights
-from nbrl.functional.reductions import Totals, aggregate, masked_sum, totals
-from nbrl.protocols import LossTerms, MicroBatch
+from nbrl.functional.reductions import Totals, aggregate
+from nbrl.protocols import MicroBatch
 from nbrl.types import Metric
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Share:
-    """A micro-batch's part of a step's metrics, without gradient.
-
-    ``means`` add up over the micro-batches of a step, of ``peaks`` the largest counts, and
-    ``tokens`` are the columns ``ratio, clipped, loss`` of :class:`~nbrl.protocols.LossTerms`.
-    """
-
-    means: Mapping[str, Tensor]
-    peaks: Mapping[str, Tensor]
-    tokens: Mapping[str, Tensor]
+def compute_policy(
+    models: Models, batch: MicroBatch, loss: PolicyLoss, total: Totals
+) -> tuple[Tensor, Share]:
+    """A policy loss's share of the step's loss and metrics, with gradient."""
+    entropy = loss.entropy_coef != 0
+    said = say(models, batch, entropy_gradient=entropy, critic_gradient=True)
+    return objective(said, batch, loss, total)
 
 
 def objective(
@@ -63,24 +56,24 @@ def objective(
         "policy_loss": aggregate(
             terms, batch.mask, loss.aggregation, norm_length=loss.norm_length, totals=total
         ),
-        "entropy": _token_mean(said.entropy, batch, total),
+        "entropy": token_mean(said.entropy, batch, total),
     }
     value = parts["policy_loss"]
     if loss.entropy_coef:
         value = value - loss.entropy_coef * parts["entropy"]
     if wants_reference(loss.kl):
         assert loss.kl is not None
-        parts["kl"] = _token_mean(_kl_terms(said.logprobs, old, batch, loss.kl), batch, total)
+        parts["kl"] = token_mean(_kl_terms(said.logprobs, old, batch, loss.kl), batch, total)
         value = value + loss.kl.coef * parts["kl"]
     if said.values is not None:
-        parts["value_loss"] = _token_mean(_value_terms(said.values, batch, loss), batch, total)
+        parts["value_loss"] = token_mean(_value_terms(said.values, batch, loss), batch, total)
         value = value + loss.value_coef * parts["value_loss"]
     parts["loss"] = value
     with torch.no_grad():
         ratio, clipped = _ratio_and_clipped(said.logprobs, old, batch, loss)
         columns = _diagnostics(said, old, batch) | _mismatch(old, batch, weights)
         columns |= {"ratio_mean": ratio, "clip_fraction": clipped.float()}
-        means = {name: _token_mean(column, batch, total) for name, column in columns.items()}
+        means = {name: token_mean(column, batch, total) for name, column in columns.items()}
     return value, Share(
         means=means | {name: part.detach() for name, part in parts.items()},
         peaks={"ratio_max": torch.where(batch.mask, ratio, 0.0).amax()},
@@ -130,29 +123,17 @@ def _value_terms(values: Tensor, batch: MicroBatch, loss: PolicyLoss) -> Tensor:
     )
 
 
-def check_columns(batches: Sequence[MicroBatch], loss: PolicyLoss) -> None:
-    """Raise where micro-batches lack a column that the loss needs, or differ in their columns.
-
-    Raises:
-        StepError: Names the loss's choice and the column.
-    """
-    if any(batch.columns.keys() != batches[0].columns.keys() for batch in batches):
-        found = sorted({tuple(sorted(batch.columns)) for batch in batches})
-        raise StepError(f"micro-batches of one step must have the same token columns; got {found}.")
+def policy_needs(loss: PolicyLoss) -> dict[str, str]:
+    """The token columns that a policy loss needs, and which of its choices needs them."""
     needs = {"advantages": "every policy loss"}
     if wants_reference(loss.kl):
         needs["ref_logprobs"] = "PolicyLoss.kl"
     if loss.correction is not None:
         needs["rollout_logprobs"] = f"PolicyLoss.correction={loss.correction!r}"
-    for name, why in needs.items():
-        if any(name not in batch.columns for batch in batches):
-            raise StepError(
-                f"{why} needs the token column {name!r}; given: {sorted(batches[0].columns)}. "
-                "Annotate the rollouts with it before the step."
-            )
+    return needs
 
 
-def merge(shares: Sequence[Share], total: Totals, loss: PolicyLoss) -> dict[str, Metric]:
+def merge_policy(shares: Sequence[Share], total: Totals, loss: PolicyLoss) -> dict[str, Metric]:
     """The metrics of a whole step, each with what it is a mean over.
 
     ``loss`` and ``policy_loss`` are over tokens or sequences, as the aggregation says. Over
@@ -179,57 +160,7 @@ def merge(shares: Sequence[Share], total: Totals, loss: PolicyLoss) -> dict[str,
     return metrics | {name: Metric(value=float(value)) for name, value in peaks.items()}
 
 
-def finished(
-    shares: Sequence[Share],
-    metrics: Mapping[str, Metric],
-    *,
-    place: str,
-    sketch: np.ndarray | None = None,
-) -> LossTerms:
-    """The answer to the driver, if loss and gradient norms are finite.
-
-    Raises:
-        StepError: They are not; the message starts with ``place``.
-    """
-    decisive = ("loss", "grad_norm", "critic_grad_norm")
-    found = {name: metrics[name].value for name in decisive if name in metrics}
-    if not all(math.isfinite(value) for value in found.values()):
-        said = ", ".join(f"{name} {value}" for name, value in found.items())
-        raise StepError(
-            f"{place}: {said}; all must be finite. Nothing was changed. Look for NaN or "
-            "infinity in rewards, advantages and log-probs, or lower the learning rate."
-        )
-    return LossTerms(metrics=metrics, tokens=[share.tokens for share in shares], sketch=sketch)
-
-
-def counted(
-    minibatches: Sequence[Sequence[MicroBatch]], losses: Sequence[PolicyLoss]
-) -> list[Totals]:
-    """The denominators of each minibatch, if all of it can be trained on.
-
-    Raises:
-        StepError: No token counts in one, or a column is missing.
-    """
-    counts = []
-    for index, batches in enumerate(minibatches):
-        count = sum((totals(batch.mask) for batch in batches), Totals(tokens=0, sequences=0))
-        if count.tokens == 0:
-            raise StepError(
-                f"no token counts in minibatch {index + 1} of {len(minibatches)}: the mask is "
-                f"False on all tokens of its {sum(len(b.rows) for b in batches)} samples. Nothing "
-                "was changed. Leave samples without policy tokens out, or use fewer minibatches."
-            )
-        for loss in losses:
-            check_columns(batches, loss)
-        counts.append(count)
-    return counts
-
-
 _MOMENT = "moment:"
-
-
-def _token_mean(terms: Tensor, batch: MicroBatch, total: Totals) -> Tensor:
-    return masked_sum(terms, batch.mask) / max(total.tokens, 1)
 
 
 def _ratio_and_clipped(
