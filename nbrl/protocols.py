@@ -1,4 +1,4 @@
-"""L1, the joints: what the driver asks of engines and trainers, and the values it hands them.
+"""L1, the joints: what the driver asks of engines, trainers and sinks, and what it hands them.
 
 May import ``types``, ``config``, ``functional`` and ``errors``. Rooms of ``backends`` meet only
 through this file.
@@ -159,4 +159,64 @@ class Trainer(Protocol):
 
     def describe(self) -> Mapping[str, object]:
         """What is resident: kind, device, dtype, parameters, bytes, version."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """The state of one phase at one moment.
+
+    Example: ``Bar(name="rollout", unit="samples", total=256, done=64, tokens=310, seconds=0.2)``
+    runs at 320 samples a second and has 0.6 s to go.
+    """
+
+    name: str
+    unit: str
+    total: int
+    done: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    note: str = ""
+    outcome: str = "running"
+    """``running``, ``done``, ``interrupted`` or ``failed``."""
+
+    @property
+    def rate(self) -> float:
+        """Units a second so far; 0 before the first one."""
+        return self.done / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def token_rate(self) -> float:
+        """Tokens a second so far; 0 where none are counted."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds to go at the rate so far; None while unknown or when over."""
+        if self.outcome != "running" or self.rate == 0:
+            return None
+        return max(self.total - self.done, 0) / self.rate
+
+    def line(self) -> str:
+        """One line of text: state, counts, rates, time."""
+        tokens = f", {self.token_rate:,.0f} tokens/s" if self.token_rate else ""
+        rest = f", {self.eta:.0f} s to go" if self.eta is not None else ""
+        note = f" ({self.note})" if self.note else ""
+        state = "" if self.outcome in ("running", "done") else f" {self.outcome}"
+        return (
+            f"{self.name}{state}: {self.done}/{self.total} {self.unit} in {self.seconds:.1f} s, "
+            f"{self.rate:,.1f} {self.unit}/s{tokens}{rest}{note}"
+        )
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Where bars are shown: one output that is updated in place."""
+
+    def show(self, bars: Sequence[Bar], final: bool) -> None:
+        """Show the bars, outermost first.
+
+        ``final`` is the last call, whatever happened; after the outermost bar it holds, by
+        name, what the inner phases did together.
+        """
         ...

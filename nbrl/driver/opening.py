@@ -19,11 +19,12 @@ from nbrl.backends.models import LoadedModel, load_critic, load_policy, load_ref
 from nbrl.backends.sources import PromptSource, prompts_source
 from nbrl.backends.trainers.local import LocalTrainer
 from nbrl.config import Engine, Model, Trainer, check_config, kind_problems, to_spec, whole_problems
-from nbrl.driver.progress import Progress, Sink
+from nbrl.driver.progress import Progress
 from nbrl.driver.runtime import Runtime
 from nbrl.driver.seeds import derive
 from nbrl.driver.session import Session
 from nbrl.driver.store import open_run_folder
+from nbrl.protocols import Sink
 from nbrl.types import Prompts
 
 VERSIONED = ("nbrl", "torch", "transformers", "numpy", "pyarrow")

@@ -1,6 +1,6 @@
 """The verbs ``next_prompts`` and ``rollout``: prompts to sampled answers.
 
-May import what ``runtime`` may.
+May import ``backends.interrupts`` and what ``runtime`` may.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from nbrl.backends.interrupts import held_interrupts
 from nbrl.config import Sampling, check_config, kind_problems, to_spec, whole_problems
 from nbrl.driver.runtime import Runtime, Stopwatch
 from nbrl.driver.seeds import derive
@@ -26,10 +27,14 @@ def next_prompts(runtime: Runtime, k: int) -> Prompts:
         ConfigError: ``k`` is less than one, or more than one pass over the data holds.
     """
     check_config("next_prompts", extra=whole_problems({"k": (k, 1)}))
-    count = int(k)
-    prompts = runtime.source.take(count, runtime.cursor)
-    runtime.cursor += count
-    return prompts
+    before, count = runtime.cursor, int(k)
+    try:
+        prompts = runtime.source.take(count, before)
+        runtime.cursor = before + count
+        return prompts
+    except BaseException:
+        runtime.cursor = before
+        raise
 
 
 def rollout(
@@ -44,7 +49,7 @@ def rollout(
 
     The seed of a sample is that of its place in the tree (run, version, prompt, sample), so the
     same call gives the same answers. After Ctrl-C the answers that were finished are returned,
-    with ``spec["interrupted"]`` True.
+    with ``spec["interrupted"]`` True, also where it came after the last of them.
 
     Raises:
         ConfigError: Sampling settings, ``n`` or the prompts cannot work; nothing was generated.
@@ -66,40 +71,44 @@ def rollout(
         )
         for prompt_id, ids in zip(prompt_ids, token_ids, strict=True)
     ]
-    with runtime.progress.phase("rollout", len(prompts) * n, "samples") as advance:
-        generations = runtime.engine.generate(requests, sampling, advance)
-        if len(generations) < len(prompts) * n:
-            runtime.progress.note(f"interrupted with {len(generations)} answers finished")
-    spec = {
-        "model": runtime.name,
-        "run": runtime.run_id,
-        "version": runtime.version,
-        "n": n,
-        "sampling": to_spec(sampling),
-        "seed": runtime.seed,
-        "interrupted": len(generations) < len(prompts) * n,
-        "seconds": {"rollout": watch.read()},
-    }
-    return _build(runtime, prompts, requests, generations, spec)
+    wanted = len(prompts) * n
+    # Held but for the sampling itself, so that answers are kept whenever it comes.
+    with held_interrupts() as held:
+        with runtime.progress.phase("rollout", wanted, "samples") as advance:
+            with held.striking():
+                generations = runtime.engine.generate(requests, sampling, advance)
+            if len(generations) < wanted:
+                runtime.progress.note(f"interrupted with {len(generations)} answers finished")
+        spec = {
+            "model": runtime.name,
+            "run": runtime.run_id,
+            "version": runtime.version,
+            "n": n,
+            "sampling": to_spec(sampling),
+            "seed": runtime.seed,
+            "seconds": {"rollout": watch.read()},
+        }
+        table = _table(runtime, requests, generations, spec)
+        interrupted = held.taken() or len(generations) < wanted
+        used = {g.prompt_id for g in generations}
+        kept = prompts.filter([p in used for p in prompt_ids])
+        return Rollouts(table=table, prompts=kept, spec={**spec, "interrupted": interrupted})
 
 
-def _build(
+def _table(
     runtime: Runtime,
-    prompts: Prompts,
     requests: Sequence[GenerationRequest],
     generations: Sequence[Generation],
     spec: dict,
-) -> Rollouts:
-    """The value, one row a finished sample, in the order of prompts and samples."""
+) -> pa.Table:
+    """One row a finished sample, in the order of prompts and samples."""
     asked = {request.prompt_id: request for request in requests}
     responses = runtime.decode([g.token_ids.tolist() for g in generations])
-    table = _sample_columns(generations, asked, spec) | {
+    columns = _sample_columns(generations, asked, spec) | {
         "response": pa.array(responses, pa.string()),
         **_token_columns(generations, asked),
     }
-    used = {g.prompt_id for g in generations}
-    kept = prompts.filter([p in used for p in prompts.table.column("prompt_id").to_pylist()])
-    return Rollouts(table=pa.table(table), prompts=kept, spec=spec)
+    return pa.table(columns)
 
 
 def _sample_columns(

@@ -4,12 +4,12 @@ May import ``protocols``, ``types``, ``config``, ``errors``, ``backends.sources`
 ``progress`` and ``store``.
 """
 
+import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -19,6 +19,8 @@ from nbrl.driver.store import RunFolder
 from nbrl.errors import SessionError
 from nbrl.protocols import RolloutEngine, Trainer
 from nbrl.types import Prompts
+
+Result = TypeVar("Result")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,41 +54,85 @@ class Runtime:
     """One record a training step, in order."""
     unwritten: list[dict[str, float | int]] = field(default_factory=list)
     """The last of them, where the disk refused them."""
-    busy: str | None = None
+    turns: list["Turn"] = field(default_factory=list)
+    """The verb that runs is the first one; others are about to be refused."""
     closed: bool = False
 
 
-@contextmanager
-def verb(runtime: Runtime, name: str) -> Iterator[None]:
-    """Refuse the verb on a closed session, or while another verb runs in another thread.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Turn:
+    """One call of a verb."""
+
+    name: str
+
+
+def verb(runtime: Runtime, name: str, work: Callable[[], Result]) -> Result:
+    """What ``work`` gives, refused on a closed session or while another verb runs.
+
+    However the work ends, and wherever on its border an interrupt strikes, no bar stays open and
+    the session is free again: what ends a turn can be done twice, and is.
 
     Raises:
         SessionError: The session is closed or busy.
     """
-    if runtime.closed:
-        raise SessionError(f"{name}: session {runtime.name!r} is closed; call nbrl.connect again.")
-    if runtime.busy is not None:
-        raise SessionError(
-            f"{name}: session {runtime.name!r} is busy with {runtime.busy}; wait for it to return."
-        )
-    runtime.busy = name
+    turn = Turn(name=name)
     try:
-        yield
+        try:
+            _begin(runtime, turn)
+            return work()
+        finally:
+            _end(runtime, turn)
     finally:
-        runtime.busy = None
+        _end(runtime, turn)
 
 
 def close(runtime: Runtime) -> None:
-    """Let go of the models; their memory is free when nothing else holds them."""
-    if runtime.closed:
-        return
-    if runtime.busy is not None:
-        raise SessionError(
-            f"close: session {runtime.name!r} is busy with {runtime.busy}; wait for it to return."
-        )
-    runtime.closed = True
-    del runtime.engine, runtime.trainer, runtime.weights_to_send, runtime.encode, runtime.decode
+    """Let go of the models; their memory is free when nothing else holds them.
+
+    Raises:
+        SessionError: A verb is running.
+    """
+    turn = Turn(name="close")
+    try:
+        try:
+            runtime.turns.append(turn)
+            _refuse_a_second(runtime, turn)
+            runtime.closed = True
+            for part in ("engine", "trainer", "weights_to_send", "encode", "decode"):
+                # an interrupted close may have let go of some
+                with contextlib.suppress(AttributeError):
+                    delattr(runtime, part)
+        finally:
+            _end(runtime, turn)
+    finally:
+        _end(runtime, turn)
     gc.collect()
+
+
+def _begin(runtime: Runtime, turn: Turn) -> None:
+    if runtime.closed:
+        raise SessionError(
+            f"{turn.name}: session {runtime.name!r} is closed; call nbrl.connect again."
+        )
+    runtime.turns.append(turn)
+    _refuse_a_second(runtime, turn)
+
+
+def _refuse_a_second(runtime: Runtime, turn: Turn) -> None:
+    first = runtime.turns[0]
+    if first is not turn:
+        raise SessionError(
+            f"{turn.name}: session {runtime.name!r} is busy with {first.name}; wait for it to "
+            "return."
+        )
+
+
+def _end(runtime: Runtime, turn: Turn) -> None:
+    """Close the turn's bars and let others have theirs; nothing where it has ended already."""
+    if turn in runtime.turns:
+        if runtime.turns[0] is turn:
+            runtime.progress.end()
+        runtime.turns.remove(turn)
 
 
 class Stopwatch:

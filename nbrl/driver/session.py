@@ -64,20 +64,23 @@ class Session:
 
     def next_prompts(self, k: int) -> Prompts:
         """The next ``k`` prompts of the session's source; moves its cursor."""
-        with verb(self._runtime, "next_prompts"):
-            return rollout.next_prompts(self._runtime, k)
+        return verb(self._runtime, "next_prompts", lambda: rollout.next_prompts(self._runtime, k))
 
     def rollout(self, prompts: Prompts, n: int = 1, sampling: Sampling | None = None) -> Rollouts:
         """``n`` sampled answers to each prompt. After Ctrl-C: those that were finished."""
-        with verb(self._runtime, "rollout"):
-            return rollout.rollout(
+        return verb(
+            self._runtime,
+            "rollout",
+            lambda: rollout.rollout(
                 self._runtime, prompts, n=n, sampling=Sampling() if sampling is None else sampling
-            )
+            ),
+        )
 
     def annotate(self, rollouts: Rollouts, columns: Sequence[str]) -> Rollouts:
         """Token columns added: ``old_logprobs``, ``ref_logprobs``, ``values``, ``entropy``."""
-        with verb(self._runtime, "annotate"):
-            return training.annotate(self._runtime, rollouts, columns)
+        return verb(
+            self._runtime, "annotate", lambda: training.annotate(self._runtime, rollouts, columns)
+        )
 
     def score(
         self, rollouts: Rollouts, rewards: Any, combine: Any = None, on_error: str = "raise"
@@ -92,10 +95,13 @@ class Session:
             on_error: ``"raise"`` stops at the first sample whose reward fails; ``"exclude"`` keeps
                 the error as data and leaves the sample out of training.
         """
-        with verb(self._runtime, "score"):
-            return scoring.score(
+        return verb(
+            self._runtime,
+            "score",
+            lambda: scoring.score(
                 self._runtime, rollouts, rewards, combine=combine, on_error=on_error
-            )
+            ),
+        )
 
     def compute_advantages(
         self,
@@ -105,15 +111,17 @@ class Session:
         shaping: Shaping | None = None,
     ) -> Advantaged:
         """Advantages by a named estimator, an ``Estimator`` or a function of the same signature."""
-        with verb(self._runtime, "compute_advantages"):
-            return training.compute_advantages(
+        return verb(
+            self._runtime,
+            "compute_advantages",
+            lambda: training.compute_advantages(
                 self._runtime, scored, estimator, kl=kl, shaping=shaping
-            )
+            ),
+        )
 
     def probe(self, batch: Advantaged, losses: Mapping[str, PolicyLoss]) -> dict[str, Probe]:
         """What each loss would do to the batch; parameters, optimizer and RNG stay as they are."""
-        with verb(self._runtime, "probe"):
-            return training.probe(self._runtime, batch, losses)
+        return verb(self._runtime, "probe", lambda: training.probe(self._runtime, batch, losses))
 
     def train_step(
         self,
@@ -135,8 +143,10 @@ class Session:
             expect_version: The version that sampled a stale batch, to accept it as such.
             again: Train a second time on a batch that was trained on already.
         """
-        with verb(self._runtime, "train_step"):
-            return training.train_step(
+        return verb(
+            self._runtime,
+            "train_step",
+            lambda: training.train_step(
                 self._runtime,
                 batch,
                 loss=PolicyLoss() if loss is None else loss,
@@ -144,7 +154,8 @@ class Session:
                 epochs=epochs,
                 expect_version=expect_version,
                 again=again,
-            )
+            ),
+        )
 
     def evaluate(
         self,
@@ -156,27 +167,26 @@ class Session:
         threshold: float = 1.0,
     ) -> Evaluation:
         """pass@k with intervals over prompts; a sample passes from a reward of ``threshold`` on."""
-        with verb(self._runtime, "evaluate"):
-            return evaluate.evaluate(
+        return verb(
+            self._runtime,
+            "evaluate",
+            lambda: evaluate.evaluate(
                 self._runtime,
                 prompts,
                 rewards,
                 n=n,
                 sampling=Sampling() if sampling is None else sampling,
                 threshold=threshold,
-            )
+            ),
+        )
 
     def run(self, steps: int, recipe: Recipe, mode: str = "sync") -> History:
         """``steps`` training steps, equal to the same cells by hand. After Ctrl-C: those taken."""
-        with verb(self._runtime, "run"):
-            return loops.run(self._runtime, steps, recipe, mode)
+        return verb(self._runtime, "run", lambda: loops.run(self._runtime, steps, recipe, mode))
 
     def describe(self) -> pd.DataFrame:
         """What is resident: one row a part, with its kind, device, size and version."""
-        with verb(self._runtime, "describe"):
-            parts = {"engine": self._runtime.engine, "trainer": self._runtime.trainer}
-            rows = {name: part.describe() for name, part in parts.items()}
-            return pd.DataFrame.from_dict(rows, orient="index", dtype=object).fillna("")
+        return verb(self._runtime, "describe", lambda: _resident(self._runtime))
 
     def close(self) -> None:
         """Free the models; closing twice is harmless."""
@@ -198,3 +208,10 @@ class Session:
         held = len(self._runtime.unwritten)
         lost = f", {held} of them not on the disk" if held else ""
         return f"Session({self._runtime.name!r}, {state}, {len(self._runtime.records)} steps{lost})"
+
+
+def _resident(runtime: Runtime) -> pd.DataFrame:
+    """One row a part, one column a property; empty where it does not apply."""
+    parts = {"engine": runtime.engine, "trainer": runtime.trainer}
+    rows = {name: part.describe() for name, part in parts.items()}
+    return pd.DataFrame.from_dict(rows, orient="index", dtype=object).fillna("")

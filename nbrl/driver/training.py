@@ -1,12 +1,13 @@
 """The verbs that ask the trainer: annotate, compute_advantages, probe, train_step.
 
-May import ``stages`` and what ``runtime`` may.
+May import ``stages``, ``backends.interrupts`` and what ``runtime`` may.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nbrl.backends.interrupts import guarded, held_interrupts
 from nbrl.config import (
     KL,
     PolicyLoss,
@@ -20,7 +21,6 @@ from nbrl.config import (
     whole_problems,
 )
 from nbrl.driver.freshness import check_batch, is_current, is_foreign
-from nbrl.driver.interrupts import cooperative_interrupts, guarded
 from nbrl.driver.metrics import batch_metrics, merge_terms, step_record, token_table
 from nbrl.driver.plan import loss_columns, micro_batches, step_plan, trains_critic
 from nbrl.driver.runtime import Runtime, Stopwatch
@@ -48,8 +48,12 @@ def annotate(runtime: Runtime, rollouts: Rollouts, wanted: Sequence[str]) -> Rol
     if not len(rollouts):
         return rollouts
     batches = make_batches(rollouts, {}, max_tokens=runtime.micro_batch_tokens)
-    with runtime.progress.phase("annotate", len(rollouts), "samples") as advance:
-        found = runtime.trainer.annotate(batches, tuple(wanted), advance)
+    # Held: struck half-way, a model could keep its adapter switched off.
+    with (
+        held_interrupts() as held,
+        runtime.progress.phase("annotate", len(rollouts), "samples") as advance,
+    ):
+        found = runtime.trainer.annotate(batches, tuple(wanted), guarded(advance, held.check))
     return rollouts.with_columns({n: scatter(batches, found[n], rollouts) for n in wanted})
 
 
@@ -99,12 +103,16 @@ def probe(
     resolved = {name: _resolved(loss, batch) for name, loss in losses.items()}
     passes = _passes(runtime, batch, resolved)
     found: dict[str, Probe] = {}
-    with runtime.progress.phase("probe", len(batch) * len(passes), "samples") as advance:
+    with (
+        held_interrupts() as held,
+        runtime.progress.phase("probe", len(batch) * len(passes), "samples") as advance,
+    ):
+        ask = guarded(advance, held.check)
         for together in passes:
             corrected = any(loss.correction is not None for loss in together.values())
             columns = loss_columns(runtime, batch, corrected=corrected)
             batches = micro_batches(runtime, batch, columns)
-            for name, terms in runtime.trainer.probe(batches, together, advance).items():
+            for name, terms in runtime.trainer.probe(batches, together, ask).items():
                 found[name] = _probe(runtime, batch, batches, terms, (name, resolved[name]))
     return {name: found[name] for name in losses}
 
@@ -171,11 +179,11 @@ def train_step(
     resolved, warnings = _resolved(loss, batch), _warnings(runtime, batch)
     plan = step_plan(runtime, batch, columns, minibatches, epochs)
     with (
-        cooperative_interrupts() as check,
+        held_interrupts() as held,
         runtime.progress.phase("train_step", len(batch) * epochs, "samples") as advance,
     ):
-        check()
-        terms = runtime.trainer.step(plan, resolved, guarded(advance, check))
+        held.check()
+        terms = runtime.trainer.step(plan, resolved, guarded(advance, held.check))
         before, runtime.version = runtime.version, runtime.version + 1
         runtime.trained[digest] = before
         runtime.engine.load_weights(runtime.weights_to_send(), runtime.version)

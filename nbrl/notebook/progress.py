@@ -11,7 +11,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from nbrl.driver.progress import Bar, PlainLines
+from nbrl.driver.progress import PlainLines
+from nbrl.protocols import Bar
 
 # Each state is white on a dark ground of its own: readable in light and dark themes, and a word
 # where colour is stripped.

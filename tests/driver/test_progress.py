@@ -2,7 +2,8 @@
 
 import pytest
 
-from nbrl.driver.progress import Bar, PlainLines, Progress, Quiet
+from nbrl.driver.progress import PlainLines, Progress, Quiet
+from nbrl.protocols import Bar
 
 
 class Recorder:

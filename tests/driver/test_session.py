@@ -440,6 +440,30 @@ def test_an_interrupted_run_keeps_its_whole_steps(session):
     assert len(session.run(1, recipe())) == 1
 
 
+@pytest.mark.parametrize(("answers", "limit"), [(1, 1), (4, 6)])
+def test_an_interrupt_after_the_last_answer_is_known(session, monkeypatch, answers, limit):
+    prompts, short = session.next_prompts(1), Sampling(max_new_tokens=limit)
+    whole = session.rollout(prompts, n=answers, sampling=short)
+    advance, done = session._runtime.progress._advance, []
+
+    def last(opened, units, tokens):
+        done.append(units)
+        advance(opened, units, tokens)
+        if sum(done) == answers:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(session._runtime.progress, "_advance", last)
+    rollouts = session.rollout(prompts, n=answers, sampling=short)
+    assert sum(done) == answers
+    assert rollouts.table["token_ids"].equals(whole.table["token_ids"])
+    assert rollouts.spec["interrupted"]
+    done.clear()
+    one = recipe(prompts=1, n=answers, estimator="reinforce_pp", sampling=short)
+    history = session.run(3, one)
+    assert (len(history), history.interrupted, session.version) == (0, True, 0)
+    assert session._runtime.cursor == 1
+
+
 def test_a_full_disk_is_a_warning_not_a_lost_step(session, batch_of):
     metrics = session.run_dir / "metrics.jsonl"
     metrics.mkdir()

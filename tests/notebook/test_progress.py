@@ -9,8 +9,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from nbrl.driver.progress import Bar, PlainLines
+from nbrl.driver.progress import PlainLines
 from nbrl.notebook import progress
+from nbrl.protocols import Bar
 
 OUTER = Bar(
     name="run", unit="steps", total=30, done=12, tokens=24000, seconds=6.0, note="reward 0.61"

@@ -1,6 +1,7 @@
 """Plain torch in one process: the embedded default trainer, and the reference for others.
 
-May import ``protocols``, ``types``, ``config``, ``functional``, ``errors`` and torch.
+May import ``interrupts``, ``protocols``, ``types``, ``config``, ``functional``, ``errors`` and
+torch.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nbrl.backends.trainers.atomic import uninterrupted
+from nbrl.backends.interrupts import after_returning, held_interrupts
 from nbrl.backends.trainers.objectives import (
     Share,
     compute,
@@ -165,7 +166,7 @@ class LocalTrainer:
                 share = self._shares(models, told, loss, advance, total)
                 terms.append(self._update(share, loss, total=total, place=place))
         except BaseException:
-            with uninterrupted():
+            with held_interrupts(after_returning):
                 for learner in self._learners:
                     learner.drop_gradients()
                 if undo is not None:
@@ -275,7 +276,7 @@ class LocalTrainer:
                 metrics[f"{owner}grad_norm"] = Metric(value=norms[learner])
                 metrics[f"{owner}lr"] = Metric(value=learner.lr)
         terms = finished(shares, metrics, place=place)
-        with uninterrupted():
+        with held_interrupts(after_returning):
             for learner, norm in norms.items():
                 learner.update(norm)
             self._updates += 1
