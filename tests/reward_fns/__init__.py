@@ -1,0 +1,1 @@
+"""The reward files that ship, each run as a file."""
