@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nbrl import errors, functional
     from nbrl.backends.datasets import load_prompts
+    from nbrl.backends.examples import (
+        load_conversations,
+        load_labelled,
+        load_pairs,
+        load_steps,
+    )
     from nbrl.backends.rewards import Reward
     from nbrl.config import (
         DPO,
@@ -92,11 +98,21 @@ __all__ = [
     "estimate",
     "functional",
     "load",
+    "load_conversations",
+    "load_labelled",
+    "load_pairs",
     "load_prompts",
+    "load_steps",
 ]
 
 _NAMES = {
     "nbrl.backends.datasets": ("load_prompts",),
+    "nbrl.backends.examples": (
+        "load_conversations",
+        "load_labelled",
+        "load_pairs",
+        "load_steps",
+    ),
     "nbrl.backends.rewards": ("Reward",),
     "nbrl.config": (
         "Critic",

@@ -44,6 +44,13 @@ def encode_prompts(prompts: Prompts, tokenizer: PreTrainedTokenizerBase) -> list
     return encoded
 
 
+def beginning_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    """The ids of a text that goes on, encoded as :func:`encode_prompts` encodes a prompt's."""
+    (whole,) = _ids(tokenizer, [text], add_special_tokens=True)
+    (bare,) = _ids(tokenizer, [text], add_special_tokens=False)
+    return _beginning(tokenizer, whole, bare)
+
+
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[Sequence[int]]) -> list[str]:
     """The text of each row of ids, special tokens left out: a view, never the record."""
     return [cast(str, tokenizer.decode(list(row), skip_special_tokens=True)) for row in ids]
