@@ -50,8 +50,15 @@ def unknown_name(kind: str, given: object, known: Iterable[str]) -> UnknownNameE
     )
 
 
+class UnknownName(str):
+    """A problem that is a name which no table knows; a string like the other problems."""
+
+    __slots__ = ()
+
+
 def all_problems(asked: str, problems: Iterable[str]) -> ConfigError:
-    """One error that names every problem of a request."""
+    """One error that names every problem of a request; an UnknownNameError where all are such."""
     listed = list(problems)
     head = f"{asked}: {len(listed)} problem{'s' if len(listed) != 1 else ''}"
-    return ConfigError("\n".join([head, *(f"  - {problem}" for problem in listed)]))
+    kind = UnknownNameError if all(isinstance(p, UnknownName) for p in listed) else ConfigError
+    return kind("\n".join([head, *(f"  - {problem}" for problem in listed)]))

@@ -1,15 +1,18 @@
 """What single values must be, in words: a number in its interval, a known name, a kind.
 
-Imports nothing of the house. A function that yields problems yields none where the value is right.
+May import ``errors``. A function that yields problems yields none where the value is right.
 """
 
 import dataclasses
+import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from typing import Any, TypeGuard, get_args
 
 import numpy as np
+
+from nbrl.errors import UnknownName
 
 SHOWN = 80
 """How much of a wrong value a message shows."""
@@ -22,8 +25,9 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def is_whole(value: object, low: int = 0) -> TypeGuard[int]:
     """Whether something is an integer from ``low`` up, NumPy's too; a bool is none."""
-    integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return integer and bool(value >= low)
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return False
+    return bool(value >= low)
 
 
 def bounded(
@@ -57,7 +61,7 @@ def is_among(value: object, known: Iterable[str]) -> TypeGuard[str]:
 def among(name: str, value: object, known: Iterable[str]) -> Iterator[str]:
     """A problem where a name is not in a table."""
     if not is_among(value, known):
-        yield f"{name} {shown(value)} is unknown; known: {', '.join(known)}"
+        yield UnknownName(f"{name} {shown(value)} is unknown; known: {', '.join(known)}")
 
 
 def whole(name: str, value: object, low: int) -> Iterator[str]:
@@ -102,6 +106,28 @@ def whole_problems(given: Mapping[str, tuple[object, int]]) -> Iterator[str]:
         yield from whole(name, value, low)
 
 
+def call_problems(
+    what: str, function: Callable[..., Any], args: tuple, keywords: Mapping[str, Any], form: str
+) -> Iterator[str]:
+    """A problem where a function cannot be called like this.
+
+    Args:
+        what: What the function is, for the message.
+        function: It is not called; builtins that do not tell their parameters pass.
+        args: By position.
+        keywords: By name.
+        form: The call in words.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **keywords)
+    except TypeError as error:
+        yield f"{what} must be callable as {form}; {shown(function)} takes {signature} ({error})"
+
+
 def make_plain(component: Any) -> None:
     """Put Python's own values in the place of NumPy's scalars and of paths, in settings being made.
 
@@ -128,7 +154,7 @@ def shown(value: object) -> str:
 
 def _article(kind: Any) -> str:
     """What a type, or a union of some, is called in a message."""
-    kinds = get_args(kind) or (kind,)
+    kinds = [k for k in get_args(kind) or (kind,) if k is not type(None)]
     return " or ".join(
         f"nbrl.{k.__name__}" if k.__module__.startswith("nbrl.") else f"a {k.__name__}"
         for k in kinds

@@ -5,12 +5,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from nbrl.config import Sampling, check_config, kind_problems, to_spec, whole_problems
+from nbrl.config import Sampling, kind_problems, to_spec, whole_problems
+from nbrl.config.rules import bounded
+from nbrl.driver.rewards import asked_rewards, refuse
 from nbrl.driver.rollout import EVALUATION, rollout
 from nbrl.driver.runtime import Runtime
 from nbrl.driver.scoring import score
 from nbrl.driver.seeds import derive
-from nbrl.errors import ConfigError, RolloutError
+from nbrl.errors import RolloutError
 from nbrl.functional.statistics import bootstrap_interval, pass_at_k
 from nbrl.types import Evaluation, Prompts, Scored
 
@@ -33,13 +35,19 @@ def evaluate(
     seed tree.
 
     Raises:
+        ConfigError: Prompts, rewards or settings cannot work; all that is wrong is named, and
+            nothing was generated.
         RewardError: A reward failed: leaving such samples out would flatter the policy.
         RolloutError: Generation was interrupted, so that the estimate would be of a part.
     """
-    kinds = {"prompts": (prompts, Prompts), "threshold": (threshold, int | float)}
-    check_config("evaluate", extra=[*kind_problems(kinds), *whole_problems({"n": (n, 1)})])
-    if not len(prompts):
-        raise ConfigError("evaluate needs prompts; got none.")
+    given = prompts if isinstance(prompts, Prompts) else None
+    kinds = kind_problems({"prompts": (prompts, Prompts), "sampling": (sampling, Sampling)})
+    problems = [*kinds, *whole_problems({"n": (n, 1)}), *bounded("threshold", threshold)]
+    if given is not None and not len(given):
+        problems.append("there are no prompts; pass at least one")
+    judged = sampling if isinstance(sampling, Sampling) else None
+    refuse("evaluate", judged, extra=problems, rewards=asked_rewards(rewards, None, given))
+    n, threshold = int(n), float(threshold)
     rollouts = rollout(runtime, prompts, n=n, sampling=sampling, branch=EVALUATION)
     if rollouts.spec["interrupted"]:
         raise RolloutError(

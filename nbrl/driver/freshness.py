@@ -33,7 +33,8 @@ def check_batch(
 
     Raises:
         StepError: It is empty, was trained on before, or is not of this policy and nobody says
-            that this is meant.
+            that this is meant. A batch that was trained on is one of an older policy, so that
+            ``again=True`` alone does not accept it.
     """
     if not len(batch):
         dropped = batch.spec.get("dropped", {})
@@ -42,14 +43,16 @@ def check_batch(
             "or widen Shaping.reward_range."
         )
     digest = batch_digest(batch)
-    if digest not in runtime.trained:
-        _check_staleness(runtime, batch.scored.rollouts, loss, expect_version)
-    elif not again:
+    oldest, newest = _versions(batch.scored.rollouts)
+    if digest in runtime.trained and not again:
+        declared = expect_version is not None or loss.correction is not None
+        accept = "" if declared else f" and expect_version={oldest}"
         raise StepError(
             f"train_step: this batch was trained on already, at version {runtime.trained[digest]} "
-            f"(the policy is at {runtime.version}). Roll out again, or pass again=True if it is "
-            "meant."
+            f"(the policy is at {runtime.version}). Roll out again, or pass again=True{accept} if "
+            "it is meant."
         )
+    _check_staleness(runtime, batch.scored.rollouts, loss, expect_version, (oldest, newest))
     return digest
 
 
@@ -65,12 +68,24 @@ def batch_digest(batch: Advantaged) -> str:
     return digest.hexdigest()
 
 
+def _versions(rollouts: Rollouts) -> tuple[int, int]:
+    """The oldest and the newest version of the policy that sampled."""
+    table = rollouts.table
+    return (
+        int(table.column("version_min").to_numpy().min()),
+        int(table.column("version_max").to_numpy().max()),
+    )
+
+
 def _check_staleness(
-    runtime: Runtime, rollouts: Rollouts, loss: PolicyLoss, expect_version: int | None
+    runtime: Runtime,
+    rollouts: Rollouts,
+    loss: PolicyLoss,
+    expect_version: int | None,
+    versions: tuple[int, int],
 ) -> None:
     """Raise where the samples are not the policy's own and neither argument says so."""
-    oldest = int(rollouts.table.column("version_min").to_numpy().min())
-    newest = int(rollouts.table.column("version_max").to_numpy().max())
+    oldest, newest = versions
     if expect_version is not None:
         if (oldest, newest) != (expect_version, expect_version):
             raise StepError(

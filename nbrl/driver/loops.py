@@ -6,13 +6,14 @@ May import what the verbs may.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nbrl.config import Recipe, check_config, kind_problems, to_spec, whole_problems
+from nbrl.config import Recipe, check_config, kind_problems, shown, to_spec, whole_problems
+from nbrl.config.rules import among
+from nbrl.driver.foresight import recipe_problems, rewards_of
+from nbrl.driver.rewards import refuse
 from nbrl.driver.rollout import next_prompts, rollout
 from nbrl.driver.runtime import Runtime
-from nbrl.driver.scoring import combination, load_rewards, score
+from nbrl.driver.scoring import score
 from nbrl.driver.training import compute_advantages, train_step
-from nbrl.errors import unknown_name
-from nbrl.stages.advantages import columns_needed, estimator_problems
 from nbrl.types import History, StepResult
 
 
@@ -66,33 +67,16 @@ def run(runtime: Runtime, steps: int, recipe: Recipe, mode: str) -> History:
     """``steps`` training steps of one recipe.
 
     Raises:
-        ConfigError: The settings cannot work together; nothing was done.
-        UnknownNameError: There is no such mode.
+        ConfigError: The settings cannot work together, there is no such mode, or a reward is not
+            there; all that is wrong is named, and nothing was done.
     """
-    if mode not in MODES:
-        raise unknown_name("mode", mode, MODES)
-    asked = f"run {steps!r} steps"
-    check_config(asked, extra=kind_problems({"recipe": (recipe, Recipe)}))
-    problems = [*whole_problems({"steps": (steps, 1)}), *_recipe_problems(runtime, recipe)]
-    check_config(asked, recipe, extra=problems)
-    combination(recipe.combine, load_rewards(recipe.rewards))
+    asked = f"run {shown(steps)} steps"
+    problems = [*among("mode", mode, MODES), *whole_problems({"steps": (steps, 1)})]
+    if not isinstance(recipe, Recipe):
+        check_config(asked, extra=[*problems, *kind_problems({"recipe": (recipe, Recipe)})])
+    problems += recipe_problems(runtime, recipe, steps)
+    refuse(asked, recipe, extra=problems, rewards=rewards_of(runtime, recipe))
     return MODES[mode](runtime, int(steps), recipe)
-
-
-def _recipe_problems(runtime: Runtime, recipe: Recipe) -> list[str]:
-    """What can be known to fail before the first prompt is drawn."""
-    problems = list(estimator_problems(recipe.estimator, recipe.n))
-    if "values" in columns_needed(recipe.estimator, recipe.kl) and not runtime.has_critic:
-        problems.append(
-            f"estimator {recipe.estimator!r} needs a critic; connect with "
-            "trainer=Trainer(critic=Critic())"
-        )
-    counts = (recipe.prompts, recipe.n, recipe.minibatches)
-    if all(isinstance(count, int) and count >= 1 for count in counts):
-        samples = recipe.prompts * recipe.n
-        if recipe.minibatches > samples:
-            problems.append(f"minibatches={recipe.minibatches} is more than {samples} samples")
-    return problems
 
 
 def _note(result: StepResult) -> str:

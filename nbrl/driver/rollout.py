@@ -9,7 +9,14 @@ import numpy as np
 import pyarrow as pa
 
 from nbrl.backends.interrupts import held_interrupts
-from nbrl.config import Sampling, check_config, kind_problems, to_spec, whole_problems
+from nbrl.config import (
+    Sampling,
+    check_config,
+    kind_problems,
+    shown,
+    to_spec,
+    whole_problems,
+)
 from nbrl.driver.runtime import Runtime, Stopwatch
 from nbrl.driver.seeds import derive
 from nbrl.protocols import Generation, GenerationRequest
@@ -58,7 +65,8 @@ def rollout(
     problems = [*kind_problems(kinds), *whole_problems({"n": (n, 1)})]
     if isinstance(prompts, Prompts) and not len(prompts):
         problems.append("there are no prompts; pass at least one")
-    check_config(f"rollout with n={n!r}", sampling, extra=problems)
+    judged = sampling if isinstance(sampling, Sampling) else None
+    check_config(f"rollout with n={shown(n)}", judged, extra=problems)
     watch, n = Stopwatch(), int(n)
     token_ids = runtime.encode(prompts)
     prompt_ids = prompts.table.column("prompt_id").to_pylist()

@@ -5,23 +5,20 @@ May import ``backends.rewards`` and what ``runtime`` may.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
-from nbrl.backends.rewards import Outcome, RewardFn, load_reward, score_samples
-from nbrl.config import check_config, kind_problems, to_spec
+from nbrl.backends.rewards import Outcome, score_samples
+from nbrl.config import kind_problems, to_spec
+from nbrl.config.rules import among
+from nbrl.driver.rewards import Combine, asked_rewards, refuse
 from nbrl.driver.runtime import Runtime, Stopwatch
-from nbrl.errors import ConfigError, RewardError, unknown_name
+from nbrl.errors import RewardError
 from nbrl.types import Rollouts, Scored
 
 ON_ERROR = ("raise", "exclude")
-Combine = Callable[[Mapping[str, float]], float]
-COMBINES: Mapping[str, Combine] = {
-    "sum": lambda values: math.fsum(values.values()),
-    "product": lambda values: math.prod(values.values()),
-}
 
 
 def score(
@@ -37,19 +34,20 @@ def score(
     Samples whose generation failed are not shown to the rewards: their status is ``excluded``.
 
     Raises:
-        ConfigError: No such reward, combination or error policy; nothing was called.
+        ConfigError: No such reward, combination or error policy; all that is wrong is named, and
+            nothing was called.
         RewardError: A reward failed on a sample, and ``on_error`` is ``"raise"``.
     """
-    check_config("score", extra=kind_problems({"rollouts": (rollouts, Rollouts)}))
-    if on_error not in ON_ERROR:
-        raise unknown_name("on_error", on_error, ON_ERROR)
     watch = Stopwatch()
-    functions = load_rewards(rewards)
-    total_of = combination(combine, functions)
+    prompts = rollouts.prompts if isinstance(rollouts, Rollouts) else None
+    asked = asked_rewards(rewards, combine, prompts)
+    kinds = kind_problems({"rollouts": (rollouts, Rollouts)})
+    refuse("score", extra=[*kinds, *among("on_error", on_error, ON_ERROR)], rewards=asked)
+    functions = asked.functions
     good = [e is None for e in rollouts.table.column("error").to_pylist()]
     whole = any("rollout" in function.parameters for function in functions.values())
-    asked = _rows(rollouts, whole=whole)
-    rows = [row for row, keep in zip(asked, good, strict=True) if keep]
+    every = _rows(rollouts, whole=whole)
+    rows = [row for row, keep in zip(every, good, strict=True) if keep]
     found: dict[str, list[Outcome]] = {}
     with runtime.progress.phase("score", len(rows) * len(functions), "rewards") as advance:
         for name, function in functions.items():
@@ -64,60 +62,9 @@ def score(
         "seconds": {"score": watch.read()},
     }
     ids = rollouts.table.column("sample_id")
-    columns = {**_totals(found, total_of, ids), **_filter_score(found), **_columns(found)}
+    columns = {**_totals(found, asked.total_of, ids), **_filter_score(found), **_columns(found)}
     table = pa.table({"sample_id": ids, **columns})
     return Scored(table=table, rollouts=rollouts, spec=spec)
-
-
-def load_rewards(rewards: Any) -> dict[str, RewardFn]:
-    """The rewards by the name of their column: ``reward`` for a single one.
-
-    Raises:
-        ConfigError: One of them is not there or cannot be called; names that clash.
-    """
-    if not isinstance(rewards, Mapping):
-        return {"reward": load_reward(rewards)}
-    if not rewards:
-        raise ConfigError("score needs at least one reward; got an empty dict.")
-    taken = {"sample_id", "total", "status", "error", "token_rewards", "score"}
-    problems = [
-        f"a reward cannot be called {n!r}; choose another key" for n in rewards if n in taken
-    ]
-    problems += [
-        f"a reward's key must be a word without dots; got {n!r}"
-        for n in rewards
-        if not isinstance(n, str) or not n or "." in n or "/" in n
-    ]
-    check_config("score", extra=problems)
-    return {name: load_reward(reward) for name, reward in rewards.items()}
-
-
-def combination(combine: Any, functions: Mapping[str, RewardFn]) -> Combine:
-    """How several rewards add up: by a name, by weights or by a function; the sum for ``None``.
-
-    Raises:
-        ConfigError: An unknown name, weights for other rewards, or something else.
-    """
-    if combine is None:
-        return COMBINES["sum"]
-    if isinstance(combine, str):
-        if combine not in COMBINES:
-            raise unknown_name("combine", combine, COMBINES)
-        return COMBINES[combine]
-    if isinstance(combine, Mapping):
-        if set(combine) != set(functions):
-            raise ConfigError(
-                f"combine gives weights for {sorted(combine)}, the rewards are "
-                f"{sorted(functions)}; give one weight to each."
-            )
-        weights = {name: float(weight) for name, weight in combine.items()}
-        return lambda values: math.fsum(weights[n] * v for n, v in values.items())
-    if callable(combine):
-        return cast(Combine, combine)
-    raise ConfigError(
-        f"combine must be one of {', '.join(COMBINES)}, a dict of weights, or a function of "
-        f"{{name: value}}; got {combine!r}."
-    )
 
 
 ROW_COLUMNS = ("sample_id", "prompt", "response", "label", "messages", "metadata")
@@ -173,7 +120,13 @@ def _totals(
 
 def _total(outcomes: Mapping[str, Outcome], total_of: Combine, sample_id: str) -> float:
     values = {name: o.value for name, o in outcomes.items() if o.value is not None}
-    total = float(total_of(values))
+    try:
+        total = float(total_of(values))
+    except Exception as error:  # a user's function may raise anything
+        raise RewardError(
+            f"combine on sample {sample_id!r} raised {type(error).__name__}: {error}. It got "
+            f"{values} and must give a finite number."
+        ) from error
     if not math.isfinite(total):
         raise RewardError(
             f"combine gives {total} on sample {sample_id!r} for {values}; it must give a finite "

@@ -4,7 +4,7 @@ May import ``stages``, ``backends.interrupts`` and what ``runtime`` may.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nbrl.backends.interrupts import guarded, held_interrupts
@@ -13,22 +13,24 @@ from nbrl.config import (
     PolicyLoss,
     Shaping,
     check_config,
-    is_changed,
+    is_whole,
     kind_problems,
     kl_problems,
+    shown,
     to_spec,
     wants_reference,
     whole_problems,
 )
+from nbrl.config.rules import among
+from nbrl.driver.foresight import loss_needs
 from nbrl.driver.freshness import check_batch, is_current, is_foreign
 from nbrl.driver.metrics import batch_metrics, merge_terms, step_record, token_table
 from nbrl.driver.plan import loss_columns, micro_batches, step_plan, trains_critic
 from nbrl.driver.runtime import Runtime, Stopwatch
-from nbrl.errors import ConfigError, StoreError, unknown_name
+from nbrl.errors import StoreError
 from nbrl.protocols import ANNOTATIONS, LossTerms, MicroBatch
 from nbrl.stages import advantages as stage
 from nbrl.stages.batching import make_batches, scatter
-from nbrl.stages.shaping import largest_group
 from nbrl.types import Advantaged, Probe, Rollouts, Scored, StepResult
 
 
@@ -36,15 +38,12 @@ def annotate(runtime: Runtime, rollouts: Rollouts, wanted: Sequence[str]) -> Rol
     """The rollouts with these token columns added, computed by the trainer as it is now.
 
     Raises:
-        UnknownNameError: A column that nobody computes.
-        ConfigError: ``values`` without a critic, or ``old_logprobs`` of samples that an older
-            policy drew (those can no longer be computed).
+        ConfigError: A column that nobody computes, ``values`` without a critic, or
+            ``old_logprobs`` of samples that an older policy drew (those can no longer be computed).
     """
-    check_config("annotate", extra=kind_problems({"rollouts": (rollouts, Rollouts)}))
-    for name in wanted:
-        if name not in ANNOTATIONS:
-            raise unknown_name("token column", name, ANNOTATIONS)
-    check_config(f"annotate {list(wanted)}", extra=_annotation_problems(runtime, rollouts, wanted))
+    check_config(
+        f"annotate {shown(wanted)}", extra=list(_annotation_problems(runtime, rollouts, wanted))
+    )
     if not len(rollouts):
         return rollouts
     batches = make_batches(rollouts, {}, max_tokens=runtime.micro_batch_tokens)
@@ -57,29 +56,39 @@ def annotate(runtime: Runtime, rollouts: Rollouts, wanted: Sequence[str]) -> Rol
     return rollouts.with_columns({n: scatter(batches, found[n], rollouts) for n in wanted})
 
 
-def _annotation_problems(runtime: Runtime, rollouts: Rollouts, wanted: Sequence[str]) -> list[str]:
-    problems = []
+def _annotation_problems(runtime: Runtime, rollouts: Any, wanted: Any) -> Iterator[str]:
+    yield from kind_problems({"rollouts": (rollouts, Rollouts)})
+    if not isinstance(wanted, list | tuple) or not wanted:
+        known = ", ".join(ANNOTATIONS)
+        yield f"columns must be a list of names among {known}; got {shown(wanted)}"
+        return
+    for name in wanted:
+        yield from among("token column", name, ANNOTATIONS)
     if "values" in wanted and not runtime.has_critic:
-        problems.append("values need a critic; connect with trainer=Trainer(critic=Critic())")
+        yield "values need a critic; connect with trainer=Trainer(critic=Critic())"
+    if not isinstance(rollouts, Rollouts):
+        return
     if "old_logprobs" in wanted and not is_current(runtime, rollouts):
-        problems.append(
+        yield (
             "old_logprobs are those of the policy that sampled, and that is not this policy as it "
             f"is now, at version {runtime.version}. Annotate before training on others"
         )
-    return problems
 
 
 def compute_advantages(
     runtime: Runtime, scored: Scored, estimator: Any, *, kl: KL | None, shaping: Shaping | None
 ) -> Advantaged:
     """The pure stage, after fetching the reference log-probs and values that it needs."""
-    check_config("compute_advantages", extra=kind_problems({"scored": (scored, Scored)}))
-    # What can be refused is refused before the model is asked for columns.
-    alone = stage.estimator_problems(estimator, largest_group(scored))
-    check_config("compute_advantages", kl, shaping, extra=alone)
     watch = Stopwatch()
-    needed = stage.columns_needed(estimator, kl)
-    missing = [n for n in needed if n not in scored.rollouts.table.column_names]
+    # What can be refused is refused before the model is asked for columns.
+    problems = stage.request_problems(scored, estimator, kl=kl, shaping=shaping)
+    missing: list[str] = []
+    if isinstance(scored, Scored):
+        there = scored.rollouts.table.column_names
+        missing += [n for n in stage.columns_asked(estimator, kl) if n not in there]
+        problems += _annotation_problems(runtime, scored.rollouts, missing) if missing else []
+    settings = [c for c in (kl, shaping) if isinstance(c, KL | Shaping)]
+    check_config(f"compute_advantages({shown(estimator)})", *settings, extra=problems)
     if missing:
         rollouts = annotate(runtime, scored.rollouts, missing)
         scored = dataclasses.replace(scored, rollouts=rollouts)
@@ -91,14 +100,18 @@ def probe(
     runtime: Runtime, batch: Advantaged, losses: Mapping[str, PolicyLoss]
 ) -> dict[str, Probe]:
     """What each loss would do to the batch, on one shared forward pass; nothing changes."""
+    named = dict(losses) if isinstance(losses, Mapping) else {}
     kinds = {"batch": (batch, Advantaged), "losses": (losses, Mapping)}
-    check_config("probe", extra=kind_problems(kinds))
-    if not losses:
-        raise ConfigError("probe needs at least one loss, e.g. {'ppo': PolicyLoss()}; got none.")
-    wrong = kind_problems({f"loss {n!r}": (loss, PolicyLoss) for n, loss in losses.items()})
-    check_config("probe", extra=wrong)
-    problems = [p for loss in losses.values() for p in _loss_problems(runtime, batch, loss)]
-    check_config("probe", *losses.values(), extra=dict.fromkeys(problems))
+    each = {f"loss {n!r}": (loss, PolicyLoss) for n, loss in named.items()}
+    problems = [*kind_problems(kinds), *kind_problems(each)]
+    problems += [f"a loss's name must be a text; got {n!r}" for n in named if not _is_text(n)]
+    if isinstance(losses, Mapping) and not losses:
+        problems.append("there is no loss; pass at least one, e.g. {'ppo': PolicyLoss()}")
+    if isinstance(batch, Advantaged) and not len(batch):
+        problems.append("the batch holds no samples; roll out more prompts")
+    good = [loss for loss in named.values() if isinstance(loss, PolicyLoss)]
+    problems += [p for loss in good for p in _loss_problems(runtime, batch, loss)]
+    check_config("probe", *good, extra=dict.fromkeys(problems))
     batch = _with_reference(runtime, batch, any(wants_reference(x.kl) for x in losses.values()))
     resolved = {name: _resolved(loss, batch) for name, loss in losses.items()}
     passes = _passes(runtime, batch, resolved)
@@ -115,6 +128,10 @@ def probe(
             for name, terms in runtime.trainer.probe(batches, together, ask).items():
                 found[name] = _probe(runtime, batch, batches, terms, (name, resolved[name]))
     return {name: found[name] for name in losses}
+
+
+def _is_text(name: object) -> bool:
+    return isinstance(name, str) and bool(name.strip())
 
 
 def _passes(
@@ -165,13 +182,17 @@ def train_step(
         ConfigError: The settings cannot work; all problems are listed.
         StepError: The batch was trained on before, is stale, or holds nothing to train on.
     """
-    kinds = {"batch": (batch, Advantaged), "loss": (loss, PolicyLoss)}
+    kinds = {"batch": (batch, Advantaged), "loss": (loss, PolicyLoss), "again": (again, bool)}
     counts = {"minibatches": (minibatches, 1), "epochs": (epochs, 1)}
-    check_config("train_step", extra=[*kind_problems(kinds), *whole_problems(counts)])
-    problems = []
-    if minibatches > max(len(batch), 1):
-        problems.append(f"minibatches={minibatches} is more than the {len(batch)} samples")
-    check_config("train_step", loss, extra=[*problems, *_loss_problems(runtime, batch, loss)])
+    if expect_version is not None:
+        counts["expect_version"] = (expect_version, 0)
+    problems = [*kind_problems(kinds), *whole_problems(counts)]
+    samples = len(batch) if isinstance(batch, Advantaged) else None
+    if samples is not None and is_whole(minibatches) and minibatches > max(samples, 1):
+        problems.append(f"minibatches={minibatches} is more than the {samples} samples")
+    judged = loss if isinstance(loss, PolicyLoss) else None
+    problems += _loss_problems(runtime, batch, loss) if judged else []
+    check_config("train_step", judged, extra=problems)
     digest = check_batch(runtime, batch, loss, expect_version, again)
     watch, minibatches, epochs = Stopwatch(), int(minibatches), int(epochs)
     batch = _with_reference(runtime, batch, wants_reference(loss.kl))
@@ -199,22 +220,17 @@ def train_step(
         return _recorded(runtime, result)
 
 
-def _loss_problems(runtime: Runtime, batch: Advantaged, loss: PolicyLoss) -> list[str]:
+def _loss_problems(runtime: Runtime, batch: Any, loss: PolicyLoss) -> list[str]:
     """What this batch and this loss cannot do together."""
+    if not isinstance(batch, Advantaged):
+        return []
     in_reward = batch.spec.get("kl")
-    problems = list(kl_problems(KL(**in_reward) if in_reward else None, loss))
-    if is_changed(loss, "value_coef", "value_clip") and not trains_critic(runtime, batch):
-        problems.append(
-            "value_coef and value_clip have no effect on a batch that trains no critic; drop them"
-        )
-    sampling = batch.scored.rollouts.spec.get("sampling", {})
-    norm = loss.norm_length or sampling.get("max_new_tokens")
-    if loss.aggregation == "seq-mean-token-sum-norm" and norm is None:
-        problems.append(
-            "aggregation 'seq-mean-token-sum-norm' needs norm_length, or rollouts with "
-            "max_new_tokens"
-        )
-    return problems
+    length = batch.scored.rollouts.spec.get("sampling", {}).get("max_new_tokens")
+    trains = trains_critic(runtime, batch)
+    return [
+        *kl_problems(KL(**in_reward) if in_reward else None, loss),
+        *loss_needs(loss, trains_critic=trains, max_new_tokens=length),
+    ]
 
 
 def _resolved(loss: PolicyLoss, batch: Advantaged) -> PolicyLoss:

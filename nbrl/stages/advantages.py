@@ -11,10 +11,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nbrl.config import ESTIMATOR_ALIASES, KL, Shaping, check_config, to_spec, wants_reference
+from nbrl.config import (
+    ESTIMATOR_ALIASES,
+    KL,
+    Shaping,
+    check_config,
+    kind_problems,
+    shown,
+    to_spec,
+    wants_reference,
+)
+from nbrl.config.rules import among, call_problems
 from nbrl.errors import DataError
 from nbrl.functional import groups as g
-from nbrl.functional.estimators import Estimator, EstimatorFn, estimate, named
+from nbrl.functional.estimators import ESTIMATORS, Estimator, EstimatorFn, estimate, named
 from nbrl.functional.logprobs import kl as kl_estimate
 from nbrl.stages import shaping as rules
 from nbrl.types import SOURCE_POLICY, Advantaged, Scored, columns
@@ -53,9 +63,8 @@ def compute_advantages(
         ConfigError: All problems of the request in one message, before any work.
         DataError: A result that is not finite.
     """
-    resolved = _resolved(estimator)
-    shape = shaping or Shaping()
-    _check(scored, resolved, kl, shape)
+    _check(scored, estimator, kl, shaping)
+    resolved, shape = _resolved(estimator), shaping or Shaping()
     row = resolved.row
     rows, dropped = rules.trained_rows(scored, shape, pairs=resolved.needs_pairs)
     kept = scored if len(rows) == len(scored) else scored.take(rows)
@@ -141,8 +150,15 @@ def estimator_name(estimator: str | Estimator | EstimatorFn) -> str:
     return _resolved(estimator).name
 
 
-def estimator_problems(estimator: str | Estimator | EstimatorFn, n: int) -> Iterator[str]:
-    """What is wrong with ``n`` answers a prompt for this estimator, in words."""
+def estimator_problems(estimator: Any, n: int) -> Iterator[str]:
+    """What is wrong with this as an estimator of ``n`` answers a prompt, in words."""
+    if isinstance(estimator, str):
+        yield from among("estimator", ESTIMATOR_ALIASES.get(estimator, estimator), ESTIMATORS)
+        if ESTIMATOR_ALIASES.get(estimator, estimator) not in ESTIMATORS:
+            return
+    elif not isinstance(estimator, Estimator):
+        yield from _function_problems(estimator)
+        return
     resolved = _resolved(estimator)
     if resolved.needs_pairs and n == 1:
         yield (
@@ -151,24 +167,67 @@ def estimator_problems(estimator: str | Estimator | EstimatorFn, n: int) -> Iter
         )
 
 
-def _check(scored: Scored, resolved: _Resolved, kl: KL | None, shaping: Shaping) -> None:
-    asked = f"compute_advantages({resolved.name!r})"
-    problems = [*_problems(scored, resolved, kl), *rules.shaping_problems(scored, shaping)]
-    check_config(asked, kl, shaping, extra=problems)
+def _function_problems(estimator: Any) -> Iterator[str]:
+    if isinstance(estimator, type) or not callable(estimator):
+        yield (
+            f"estimator must be a name of {', '.join(ESTIMATORS)}, an nbrl.Estimator, or a "
+            f"function; got {type(estimator).__name__} {shown(estimator)}"
+        )
+        return
+    keywords = {"kl": None, "kl_coef": 0.0, "values": None, "reward_clip": None}
+    form = "(rewards, group_ids, mask, *, kl, kl_coef, values, reward_clip)"
+    yield from call_problems("estimator", estimator, (None, None, None), keywords, form)
 
 
-def _problems(scored: Scored, resolved: _Resolved, kl: KL | None) -> Iterator[str]:
-    yield from estimator_problems(resolved.given, rules.largest_group(scored))
-    for column in columns_needed(resolved.given, kl):
-        if column not in scored.rollouts.table.column_names:
+def request_problems(
+    scored: Scored, estimator: Any, *, kl: KL | None, shaping: Shaping | None
+) -> list[str]:
+    """What cannot work about the request, but for token columns that can still be annotated."""
+    kinds = {
+        "scored": (scored, Scored),
+        "kl": (kl, KL | None),
+        "shaping": (shaping, Shaping | None),
+    }
+    problems = list(kind_problems(kinds))
+    if not isinstance(scored, Scored):
+        return problems
+    problems += estimator_problems(estimator, rules.largest_group(scored))
+    if isinstance(shaping, Shaping):
+        problems += rules.shaping_problems(scored, shaping)
+    if isinstance(kl, KL) and kl.unbiased_gradient is True:
+        problems.append(
+            "KL.unbiased_gradient has no effect in the reward; drop it or pass the KL to the loss"
+        )
+    return problems
+
+
+def _check(scored: Scored, estimator: Any, kl: KL | None, shaping: Shaping | None) -> None:
+    asked = f"compute_advantages({shown(estimator)})"
+    problems = request_problems(scored, estimator, kl=kl, shaping=shaping)
+    problems += _missing_columns(scored, columns_asked(estimator, kl), estimator, kl)
+    settings = [c for c in (kl, shaping) if isinstance(c, KL | Shaping)]
+    check_config(asked, *settings, extra=problems)
+
+
+def columns_asked(estimator: Any, kl: Any) -> tuple[str, ...]:
+    """As :func:`columns_needed`, of a request that may be wrong."""
+    values = () if list(estimator_problems(estimator, 2)) else columns_needed(estimator)
+    return values + (columns_needed("grpo", kl) if isinstance(kl, KL) else ())
+
+
+def _missing_columns(
+    scored: Any, needed: tuple[str, ...], estimator: Any, kl: KL | None
+) -> Iterator[str]:
+    there = scored.rollouts.table.column_names if isinstance(scored, Scored) else needed
+    for column in needed:
+        if column not in there:
             why = f"KL(coef={kl.coef:g}) in the reward" if kl and column == "ref_logprobs" else None
             yield (
-                f"{why or f'estimator {resolved.name!r}'} needs the token column {column!r}; call "
+                f"{why or f'estimator {estimator_name(estimator)!r}'} needs the token column "
+                f"{column!r}; call "
                 f'session.annotate(rollouts, ["{column}"]) before scoring, or '
                 "session.compute_advantages, which fetches it"
             )
-    if kl is not None and kl.unbiased_gradient:
-        yield "KL.unbiased_gradient has no effect in the reward; drop it or pass the KL to the loss"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nbrl.config import Shaping
+from nbrl.config import Shaping, is_whole
 from nbrl.functional import penalties
 from nbrl.types import SOURCE_POLICY, Rollouts, Scored, columns
 
@@ -28,15 +28,20 @@ def group_index(rollouts: Rollouts) -> Int[Tensor, " N"]:
 def shaping_problems(scored: Scored, shaping: Shaping) -> Iterator[str]:
     """What cannot work about these settings on these samples, in words."""
     limit = _max_new_tokens(scored.rollouts)
+    yield from shaping_needs(shaping, max_new_tokens=limit, n=largest_group(scored))
+
+
+def shaping_needs(shaping: Shaping, *, max_new_tokens: int | None, n: int) -> Iterator[str]:
+    """What cannot work about these settings on groups of at most ``n`` answers of this length."""
     buffer = shaping.overlong_buffer
-    if buffer is not None and limit is None:
+    if is_whole(buffer, 1) and max_new_tokens is None:
         yield (
-            "Shaping.overlong_buffer needs Sampling.max_new_tokens, and these rollouts have none; "
-            "pass rollout(..., sampling=Sampling(max_new_tokens=...)) or drop it"
+            "Shaping.overlong_buffer needs Sampling.max_new_tokens, and there is none; "
+            "pass sampling=Sampling(max_new_tokens=...) or drop it"
         )
-    elif buffer is not None and limit is not None and buffer > limit:
-        yield f"Shaping.overlong_buffer must be <= max_new_tokens={limit}; got {buffer}"
-    if shaping.reward_range is not None and len(scored) and largest_group(scored) == 1:
+    elif is_whole(buffer, 1) and is_whole(max_new_tokens) and buffer > max_new_tokens:
+        yield f"Shaping.overlong_buffer must be <= max_new_tokens={max_new_tokens}; got {buffer}"
+    if shaping.reward_range is not None and n == 1:
         yield (
             "Shaping.reward_range filters groups and needs n >= 2 rollouts a prompt; got n=1. "
             "Pass rollout(..., n=2) or more, or drop it"

@@ -77,24 +77,26 @@ def test_the_echo_of_a_score_can_be_saved(session, rollouts, tmp_path):
 @pytest.mark.parametrize(
     ("rewards", "combine", "message"),
     [
-        (halves, "summ", "unknown combine 'summ'; known: product, sum"),
+        (halves, "summ", "combine 'summ' is unknown; known: sum, product"),
         ({"a": halves}, {"b": 1.0}, r"gives weights for \['b'\], the rewards are \['a'\]"),
         (halves, 3, "combine must be one of sum, product"),
-        ({}, None, "at least one reward"),
+        ({}, None, "there are no rewards; pass a callable"),
         ({"total": halves}, None, "cannot be called 'total'"),
-        ({"a.b": halves}, None, "a word without dots; got 'a.b'"),
+        ({"a.b": halves}, None, "a word without dots and slashes; got 'a.b'"),
     ],
 )
 def test_what_cannot_be_combined_is_refused_before_a_prompt_is_drawn(
     session, rewards, combine, message
 ):
-    session._runtime.source = None
+    session._runtime.engine = None
     with pytest.raises(ConfigError, match=message):
         session.run(1, Recipe(rewards=rewards, combine=combine, prompts=2, n=2, sampling=SHORT))
 
 
 def test_an_unknown_error_policy_lists_the_known_ones(session, rollouts):
-    with pytest.raises(UnknownNameError, match="on_error 'skip'; known: exclude, raise"):
+    with pytest.raises(
+        UnknownNameError, match=r"on_error .skip. is unknown; known: raise, exclude"
+    ):
         session.score(rollouts, halves, on_error="skip")
 
 

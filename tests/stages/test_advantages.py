@@ -310,7 +310,7 @@ def test_settings_out_of_range_are_refused_before_work():
             "reinforce_pp",
             shaping=Shaping(reward_range=(0.0, 1.0)),
         )
-    with pytest.raises(UnknownNameError, match="known: dr_grpo"):
+    with pytest.raises(UnknownNameError, match="known: gae, reinforce_pp, rloo"):
         compute_advantages(scored, "ppo")
 
 
