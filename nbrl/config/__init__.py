@@ -16,6 +16,7 @@ from nbrl.config.objectives import (
     RewardLoss,
     wants_reference_logprobs,
 )
+from nbrl.config.overlap import Overlap
 from nbrl.config.rules import is_whole, kind_problems, shown, whole_problems
 from nbrl.config.settings import (
     ESTIMATOR_ALIASES,
@@ -50,6 +51,7 @@ __all__ = [
     "Model",
     "Objective",
     "Optimizer",
+    "Overlap",
     "PolicyLoss",
     "ProcessReward",
     "Recipe",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from nbrl.config.objective_checks import OBJECTIVE_CHECKS
+from nbrl.config.overlap import Overlap, overlap_problems
 from nbrl.config.rules import (
     among,
     bounded,
@@ -259,6 +260,7 @@ CHECKS: Mapping[type, Check] = {
     Lora: _lora,
     Model: _model,
     Recipe: _recipe,
+    Overlap: overlap_problems,
     **OBJECTIVE_CHECKS,
 }
 
