@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Lora,
         Model,
         Optimizer,
+        Overlap,
         PolicyLoss,
         ProcessReward,
         Recipe,
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
     from nbrl.functional.estimators import Estimator, estimate
     from nbrl.notebook.connect import connect
     from nbrl.stages.advantages import compute_advantages
+    from nbrl.stages.buffer import Plan
     from nbrl.stages.comparison import compare_estimators, diff_scores
+    from nbrl.stages.simulation import Durations, compare_plans, durations, simulate
     from nbrl.types import (
         Advantaged,
         Evaluation,
@@ -74,6 +77,8 @@ __all__ = [
     "Metric",
     "Model",
     "Optimizer",
+    "Overlap",
+    "Plan",
     "PolicyLoss",
     "Probe",
     "ProcessReward",
@@ -90,10 +95,12 @@ __all__ = [
     "Trainer",
     "__version__",
     "compare_estimators",
+    "compare_plans",
     "compute_advantages",
     "connect",
     "dialect",
     "diff_scores",
+    "durations",
     "errors",
     "estimate",
     "functional",
@@ -103,6 +110,7 @@ __all__ = [
     "load_pairs",
     "load_prompts",
     "load_steps",
+    "simulate",
 ]
 
 _NAMES = {
@@ -124,6 +132,7 @@ _NAMES = {
         "Lora",
         "Model",
         "Optimizer",
+        "Overlap",
         "PolicyLoss",
         "ProcessReward",
         "Recipe",
@@ -141,9 +150,16 @@ _NAMES = {
     ),
     "nbrl.notebook.connect": ("connect",),
     "nbrl.stages.advantages": ("compute_advantages",),
+    "nbrl.stages.buffer": ("Plan",),
     "nbrl.stages.comparison": (
         "compare_estimators",
         "diff_scores",
+    ),
+    "nbrl.stages.simulation": (
+        "Durations",
+        "compare_plans",
+        "durations",
+        "simulate",
     ),
     "nbrl.types": (
         "Advantaged",
