@@ -68,6 +68,7 @@ __all__ = [
     "Advantaged",
     "Critic",
     "Distillation",
+    "Durations",
     "Engine",
     "Estimator",
     "Evaluation",
