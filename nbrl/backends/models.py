@@ -109,6 +109,23 @@ def load_policy(model: Model) -> LoadedModel:
     return loaded
 
 
+def checkpoint_place(model: Model, loaded: LoadedModel, scratch: Path) -> str:
+    """A folder or hub name from which other libraries can load the model as it is at first.
+
+    Args:
+        model: Where the policy comes from.
+        loaded: That policy, before it was trained.
+        scratch: A folder to write to where the checkpoint is one that only transformers reads.
+    """
+    source = _resolve(model)
+    if source.gguf_file is None:
+        return source.place
+    plain = loaded.module if model.lora is None else load_reference(model)
+    cast(PreTrainedModel, plain).save_pretrained(scratch)
+    loaded.tokenizer.save_pretrained(scratch)
+    return str(scratch)
+
+
 def load_reference(model: Model) -> nn.Module:
     """The model as it was before training, frozen, without an adapter."""
     module = _load_causal(replace(model, lora=None), _resolve(model))

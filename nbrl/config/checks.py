@@ -53,7 +53,16 @@ SCHEDULES = (
 )
 DTYPES = ("float32", "bfloat16")
 HEADS = ("lm", "reward")
-ENGINES = ("hf",)
+ENGINES = ("hf", "vllm")
+VLLM_ONLY = (
+    "tensor_parallel",
+    "gpu_memory_utilization",
+    "max_model_len",
+    "enable_prefix_caching",
+    "enforce_eager",
+    "dtype",
+    "sleep",
+)
 TRAINERS = ("local",)
 
 Check = Callable[[Any], Iterator[str]]
@@ -197,7 +206,23 @@ def _trainer(c: Trainer) -> Iterator[str]:
 
 def _engine(c: Engine) -> Iterator[str]:
     yield from among("Engine.kind", c.kind, ENGINES)
-    yield from whole("Engine.max_batch", c.max_batch, 1)
+    for name in ("max_batch", "count", "tensor_parallel"):
+        yield from whole(f"Engine.{name}", getattr(c, name), 1)
+    if c.max_model_len is not None:
+        yield from whole("Engine.max_model_len", c.max_model_len, 2)
+    for name in ("enable_prefix_caching", "enforce_eager", "sleep"):
+        yield from flag(f"Engine.{name}", getattr(c, name))
+    if c.gpu_memory_utilization is not None:
+        share = c.gpu_memory_utilization
+        yield from bounded("Engine.gpu_memory_utilization", share, 0.0, 1.0, open_low=True)
+    if c.dtype is not None:
+        yield from among("Engine.dtype", c.dtype, DTYPES)
+    changed = [name for name in VLLM_ONLY if is_changed(c, name)]
+    if changed and c.kind == "hf":
+        yield (
+            f"Engine.{', '.join(changed)}: no effect with kind='hf'; drop them, or take "
+            "Engine('vllm', ...)"
+        )
 
 
 def _lora(c: Lora) -> Iterator[str]:

@@ -152,14 +152,30 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What generates. ``"hf"`` is transformers in this process, sharing the trainer's weights.
+    """What generates.
 
-    ``max_batch`` is the number of samples decoded side by side.
+    ``"hf"`` is transformers in this process, sharing the trainer's weights; of the fields below it
+    takes ``max_batch``. ``"vllm"`` holds a copy that is renewed after every step.
+
+    ``max_batch`` is the number of samples decoded side by side. ``count`` engines of
+    ``tensor_parallel`` devices each need a cluster where there is more than one.
+    ``gpu_memory_utilization`` is the share of the device's memory that weights and key-value cache
+    may take; None is vLLM's default on a GPU, and a cache of 1 GiB on a CPU. ``max_model_len``
+    bounds prompt and answer together; None is the model's context. ``dtype=None`` is the model's.
+    With ``sleep`` the engine gives its memory up while the trainer works, if it is told to.
     """
 
     kind: str = "hf"
     _: KW_ONLY
     max_batch: int = 512
+    count: int = 1
+    tensor_parallel: int = 1
+    gpu_memory_utilization: float | None = None
+    max_model_len: int | None = None
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = True
+    dtype: str | None = None
+    sleep: bool = False
 
     def __post_init__(self) -> None:
         make_plain(self)

@@ -14,11 +14,11 @@ from pathlib import Path
 from nbrl.backends import chat
 from nbrl.backends.arithmetic import arithmetic_source
 from nbrl.backends.datasets import load_prompts
-from nbrl.backends.engines.hf import HFEngine
 from nbrl.backends.models import LoadedModel, load_critic, load_policy, load_reference
 from nbrl.backends.sources import PromptSource, prompts_source
 from nbrl.backends.trainers.local import LocalTrainer
 from nbrl.config import Engine, Model, Trainer, check_config, kind_problems, to_spec, whole_problems
+from nbrl.driver.engines import ENGINES, engine_problems
 from nbrl.driver.progress import Progress
 from nbrl.driver.runtime import Runtime
 from nbrl.driver.seeds import derive
@@ -44,7 +44,7 @@ class Settings:
 
 
 def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
-    """A session in this process: engine and trainer share one copy of the weights.
+    """A session in this process: engine and trainer, and what goes from one to the other.
 
     Raises:
         ConfigError: Settings that cannot work, all listed; a model or prompts that are not there.
@@ -59,7 +59,8 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
     }
     check_config("connect", extra=kind_problems(kinds))
     whole = whole_problems({"seed": (settings.seed, 0)})
-    check_config("connect", model, settings.engine, trainer, extra=whole)
+    problems = [*whole, *engine_problems(settings.engine)]
+    check_config("connect", model, settings.engine, trainer, extra=problems)
     seed = int(settings.seed)
     source = _open_source(settings.prompts, seed)
     policy = load_policy(model)
@@ -75,6 +76,7 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
         "versions": _versions(),
     }
     local = _trainer(policy, settings)
+    engine = ENGINES[settings.engine.kind](policy, model, settings.engine, local)
     folder = open_run_folder(settings.run_dir, Path(name).name)
     folder.write_config(spec)
     return Session(
@@ -83,10 +85,9 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
             run_id=spec["run"],
             seed=seed,
             spec=spec,
-            engine=HFEngine(policy, max_batch=settings.engine.max_batch),
+            engine=engine.engine,
             trainer=local,
-            # Nothing: the engine samples from the trainer's own weights.
-            weights_to_send=tuple,
+            weights_to_send=engine.weights_to_send,
             source=source,
             encode=lambda prompts: chat.encode_prompts(prompts, policy.tokenizer),
             decode=lambda ids: chat.decode(policy.tokenizer, ids),
@@ -94,6 +95,7 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
             micro_batch_tokens=trainer.micro_batch_tokens,
             progress=Progress(make_sink),
             folder=folder,
+            release=engine.release,
         )
     )
 

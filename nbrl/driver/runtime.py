@@ -46,6 +46,8 @@ class Runtime:
     """What the engine must be given after a step; nothing where it shares the trainer's weights."""
     progress: Progress
     folder: RunFolder
+    release: Callable[[], None] = lambda: None
+    """Ends what garbage collection does not: processes, and libraries' global state."""
     version: int = 0
     cursor: int = 0
     trained: dict[str, int] = field(default_factory=dict)
@@ -98,6 +100,7 @@ def close(runtime: Runtime) -> None:
             runtime.turns.append(turn)
             _refuse_a_second(runtime, turn)
             runtime.closed = True
+            runtime.release()
             for part in ("engine", "trainer", "weights_to_send", "encode", "decode"):
                 # an interrupted close may have let go of some
                 with contextlib.suppress(AttributeError):

@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 from nbrl.backends.engines.attention import decoding
 from nbrl.backends.engines.decoder import Decoder, Ends, Finished, Samples
+from nbrl.backends.engines.requests import check_prompts
 from nbrl.backends.models import LoadedModel
 from nbrl.config import Sampling
-from nbrl.errors import ConfigError, DataError, RolloutError
+from nbrl.errors import ConfigError, RolloutError
 from nbrl.protocols import Advance, Generation, GenerationRequest
 
 ATTENTIONS = ("sdpa", "eager")
@@ -118,7 +119,12 @@ class HFEngine:
     def _samples(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> Samples:
         """All samples wanted, after the prompts have been judged."""
         room = self._model.context_length - np.array([len(r.token_ids) for r in requests], np.int64)
-        _check_prompts(requests, self._model)
+        check_prompts(
+            requests,
+            name=self._model.name,
+            context_length=self._model.context_length,
+            vocabulary=self._module.get_input_embeddings().num_embeddings,  # pyright: ignore[reportCallIssue] -- transformers' models all have it
+        )
         limits = (
             room if sampling.max_new_tokens is None else np.minimum(room, sampling.max_new_tokens)
         )
@@ -155,31 +161,6 @@ class HFEngine:
             )
             for done in sorted(finished, key=lambda done: done.sample)
         ]
-
-
-def _check_prompts(requests: Sequence[GenerationRequest], model: LoadedModel) -> None:
-    """Raise for prompts that cannot be answered, naming them."""
-    vocabulary = model.module.get_input_embeddings().num_embeddings  # pyright: ignore[reportCallIssue] -- transformers' models all have it
-    limit = model.context_length
-    problems = []
-    for request in requests:
-        ids = request.token_ids
-        if not ids:
-            problems.append(f"{request.prompt_id!r} is empty")
-        elif len(ids) >= limit:
-            problems.append(f"{request.prompt_id!r} has {len(ids)} tokens")
-        elif not 0 <= min(ids) <= max(ids) < vocabulary:
-            problems.append(f"{request.prompt_id!r} holds ids outside 0 .. {vocabulary - 1}")
-    if problems:
-        shown = "; ".join(problems[:10]) + (
-            f"; and {len(problems) - 10} more" * (len(problems) > 10)
-        )
-        raise DataError(
-            f"rollout of {len(requests)} prompts: {len(problems)} cannot be answered by model "
-            f"{model.name!r}, whose context of {limit} tokens must hold a prompt of at least one "
-            f"token and one token of answer: {shown}. Filter them out, e.g. "
-            "prompts.filter(lambda row: ...), or shorten them."
-        )
 
 
 def _window(model: LoadedModel) -> int | None:
