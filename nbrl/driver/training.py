@@ -7,6 +7,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from nbrl.backends.interrupts import guarded, held_interrupts
 from nbrl.config import (
     KL,
@@ -27,11 +30,19 @@ from nbrl.driver.freshness import check_batch, is_current, is_foreign
 from nbrl.driver.metrics import batch_metrics, merge_terms, step_record, token_table
 from nbrl.driver.plan import loss_columns, micro_batches, step_plan, trains_critic
 from nbrl.driver.runtime import Runtime, Stopwatch
-from nbrl.errors import StoreError
+from nbrl.errors import StepError, StoreError
 from nbrl.protocols import ANNOTATIONS, LossTerms, MicroBatch
 from nbrl.stages import advantages as stage
 from nbrl.stages.batching import make_batches, scatter
 from nbrl.types import Advantaged, Probe, Rollouts, Scored, StepResult
+from nbrl.types.columns import ragged
+
+COMPUTED_BY = {
+    "old_logprobs": "the policy",
+    "entropy": "the policy",
+    "ref_logprobs": "the reference",
+    "values": "the critic",
+}
 
 
 def annotate(runtime: Runtime, rollouts: Rollouts, wanted: Sequence[str]) -> Rollouts:
@@ -40,6 +51,7 @@ def annotate(runtime: Runtime, rollouts: Rollouts, wanted: Sequence[str]) -> Rol
     Raises:
         ConfigError: A column that nobody computes, ``values`` without a critic, or
             ``old_logprobs`` of samples that an older policy drew (those can no longer be computed).
+        StepError: A model says NaN or infinity, as one does that has diverged.
     """
     check_config(
         f"annotate {shown(wanted)}", extra=list(_annotation_problems(runtime, rollouts, wanted))
@@ -53,7 +65,9 @@ def annotate(runtime: Runtime, rollouts: Rollouts, wanted: Sequence[str]) -> Rol
         runtime.progress.phase("annotate", len(rollouts), "samples") as advance,
     ):
         found = runtime.trainer.annotate(batches, tuple(wanted), guarded(advance, held.check))
-    return rollouts.with_columns({n: scatter(batches, found[n], rollouts) for n in wanted})
+    columns = {n: scatter(batches, found[n], rollouts) for n in wanted}
+    _check_finite(runtime, rollouts, columns)
+    return rollouts.with_columns(columns)
 
 
 def _annotation_problems(runtime: Runtime, rollouts: Any, wanted: Any) -> Iterator[str]:
@@ -73,6 +87,23 @@ def _annotation_problems(runtime: Runtime, rollouts: Any, wanted: Any) -> Iterat
             "old_logprobs are those of the policy that sampled, and that is not this policy as it "
             f"is now, at version {runtime.version}. Annotate before training on others"
         )
+
+
+def _check_finite(
+    runtime: Runtime, rollouts: Rollouts, columns: Mapping[str, pa.ListArray]
+) -> None:
+    for name, column in columns.items():
+        flat, offsets = ragged(column)
+        bad = np.flatnonzero(~np.isfinite(flat))
+        if len(bad):
+            row = int(np.searchsorted(offsets, bad[0], side="right")) - 1
+            raise StepError(
+                f"annotate {name!r} at version {runtime.version}: {flat[bad[0]]} for sample "
+                f"{rollouts.table.column('sample_id')[row].as_py()!r}, and {len(bad)} of "
+                f"{len(flat)} numbers are not finite: {COMPUTED_BY[name]} has diverged. Go back to "
+                "weights from before (load a checkpoint, or connect again), and train with a lower "
+                "learning rate."
+            )
 
 
 def compute_advantages(

@@ -61,7 +61,7 @@ def compute_advantages(
 
     Raises:
         ConfigError: All problems of the request in one message, before any work.
-        DataError: A result that is not finite.
+        DataError: A reward beyond float32, or a result that is not finite.
     """
     _check(scored, estimator, kl, shaping)
     resolved, shape = _resolved(estimator), shaping or Shaping()
@@ -69,6 +69,7 @@ def compute_advantages(
     rows, dropped = rules.trained_rows(scored, shape, pairs=resolved.needs_pairs)
     kept = scored if len(rows) == len(scored) else scored.take(rows)
     rewards = rules.shaped_rewards(kept, shape)
+    _check_range(kept, rewards)
     group_ids = rules.group_index(kept.rollouts)
     region = _region(kept)
     penalty = _flat_kl(kept, region, kl)
@@ -319,6 +320,20 @@ def _sample_columns(
     }
 
 
+def _check_range(scored: Scored, rewards: Tensor) -> None:
+    """Raise where a mean or a spread of the rewards could overflow, or an advantage would."""
+    most = torch.finfo(torch.float32).max
+    wrong = torch.nonzero(~(rewards.abs() <= most)).flatten()
+    if len(wrong):
+        row = int(wrong[0])
+        raise DataError(
+            f"compute_advantages: the shaped reward of sample "
+            f"{scored.table.column('sample_id')[row].as_py()!r} is {float(rewards[row]):g}, and "
+            f"{len(wrong)} of {len(rewards)} rewards lie beyond float32, whose largest number is "
+            f"{most:.3g}: advantages are float32. Scale the reward down."
+        )
+
+
 def _check_finite(scored: Scored, tokens: Mapping[str, pa.ListArray]) -> None:
     for name, column in tokens.items():
         flat, offsets = columns.ragged(column)
@@ -327,5 +342,5 @@ def _check_finite(scored: Scored, tokens: Mapping[str, pa.ListArray]) -> None:
             row = int(np.searchsorted(offsets, bad[0], side="right")) - 1
             raise DataError(
                 f"{name} of sample {scored.table.column('sample_id')[row].as_py()!r} is not finite "
-                f"({flat[bad[0]]}). Look at its log-probs and values."
+                f"({flat[bad[0]]}). Look at its reward, log-probs and values."
             )

@@ -8,11 +8,12 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 import nbrl
 from nbrl.backends.models import ASSETS
 from nbrl.config import KL, PolicyLoss, Recipe, Sampling, Shaping
-from nbrl.errors import ConfigError, RewardError, SessionError, StepError
+from nbrl.errors import ConfigError, RewardError, RolloutError, SessionError, StepError
 from tests.driver.conftest import SHORT, digest, exact
 
 
@@ -438,6 +439,44 @@ def test_an_interrupted_run_keeps_its_whole_steps(session):
     assert session.version == 2
     assert session._runtime.cursor == 12
     assert len(session.run(1, recipe())) == 1
+
+
+def poisoned(session, value):
+    """The last norm's weight has this value; what is returned puts the old one back."""
+    weight = session._runtime.trainer._models.policy.get_parameter("model.norm.weight")
+    before = weight.detach().clone()
+    with torch.no_grad():
+        weight[:] = value
+
+    def undo():
+        with torch.no_grad():
+            weight.copy_(before)
+
+    return undo
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+@pytest.mark.parametrize("sampling", [SHORT, Sampling(temperature=0.0, max_new_tokens=6)])
+def test_a_policy_that_diverged_is_named_and_the_session_goes_on(
+    session, batch_of, value, sampling
+):
+    batch = batch_of(session)
+    undo = poisoned(session, value)
+    before = digest(session)
+    how = "weights are finite" if value == 3e38 else r"not finite: 1 of \d+ tensors .*model.norm"
+    with pytest.raises(RolloutError, match=rf"{how}[\s\S]*lower learning rate"):
+        session.rollout(session.next_prompts(2), n=2, sampling=sampling)
+    with pytest.raises(StepError, match=r"the policy has diverged.*lower learning rate"):
+        session.annotate(batch.scored.rollouts, ["old_logprobs"])
+    with pytest.raises(StepError, match="loss nan"):
+        session.train_step(batch)
+    with pytest.raises(StepError, match="loss nan"):
+        session.probe(batch, {"ppo": PolicyLoss()})
+    with pytest.raises(RolloutError):
+        session.run(1, recipe(sampling=sampling))
+    assert (digest(session), session.version, session._runtime.trained) == (before, 0, {})
+    undo()
+    assert session.train_step(batch).version_after == 1
 
 
 @pytest.mark.parametrize(("answers", "limit"), [(1, 1), (4, 6)])

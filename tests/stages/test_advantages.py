@@ -264,6 +264,22 @@ def test_a_result_that_is_not_finite_is_refused_with_its_id():
         compute_advantages(scored, row)
 
 
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_pp"])
+@pytest.mark.parametrize("huge", [1e300, -1e300, 4e38])
+def test_rewards_whose_spread_would_overflow_are_refused_with_their_id(name, huge):
+    with pytest.raises(DataError, match=r"p0@0#1.* 1 of 4 rewards lie beyond float32"):
+        compute_advantages(scored_of([0.0, huge, 1.0, 0.5]), name)
+
+
+@pytest.mark.parametrize("huge", [1e38, 3e38])
+def test_rewards_that_float32_holds_have_their_advantages(huge):
+    batch = compute_advantages(scored_of([0.0, huge]), "grpo")
+    half = [0.5**0.5] * 2
+    assert np.concatenate(batch.table["advantages"].to_pylist()).tolist() == pytest.approx(
+        [0.0, -half[0], 0.0, half[1]]
+    )
+
+
 def test_kl_takes_old_logprobs_where_they_are_annotated():
     rows = {
         "rollout_logprobs": lists([0, -1.0], [0, -1.0]),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from nbrl.backends.engines.attention import decoding
@@ -56,6 +56,7 @@ class HFEngine:
             DataError: A prompt is empty, holds ids outside the vocabulary, or leaves no room for
                 an answer; nothing was generated.
             ConfigError: Answers would reach beyond a sliding attention window.
+            RolloutError: The model's logits are not finite, as those of a policy that diverged.
         """
         samples = self._samples(requests, sampling)
         finished: list[Finished] = []
@@ -77,6 +78,12 @@ class HFEngine:
                     advance(len(done), tokens)
         except KeyboardInterrupt:
             pass
+        except RolloutError as error:
+            raise RolloutError(
+                f"rollout with model {self._model.name!r} at version {self._version}: {error}. "
+                f"{_health(self._module)} Go back to weights from before (load a checkpoint, or "
+                "connect again), and train with a lower learning rate or a smaller max_grad_norm."
+            ) from error
         return self._generations(requests, samples, finished)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -178,6 +185,21 @@ def _window(model: LoadedModel) -> int | None:
         )
     slides = "sliding_attention" in kinds if kinds else settings.get("use_sliding_window", True)
     return settings.get("sliding_window") if slides else None
+
+
+def _health(module: nn.Module) -> str:
+    """A sentence about which weights are not finite."""
+    named = dict(module.named_parameters())
+    bad = [name for name, weight in named.items() if not bool(weight.isfinite().all())]
+    if bad:
+        return (
+            f"The policy's weights are not finite: {len(bad)} of {len(named)} tensors hold NaN or "
+            f"infinity, {bad[0]!r} among them."
+        )
+    return (
+        "The policy's weights are finite, but so large, or the temperature is so small, that what "
+        "is computed from them is not."
+    )
 
 
 def _ends(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> Ends | None:

@@ -1,9 +1,9 @@
 """Draws tokens from logits, each row from its own counter-based stream; imports torch and numpy.
 
-May import ``config``. A row's draw depends on its logits, its seed and its position only, so a
-batch may be cut, sorted and refilled without changing what anyone gets. Rounding of the logits
-(about 1e-7, it varies with the batch's shape) moves a draw only where the uniform number falls
-that close to a boundary between two tokens.
+May import ``config`` and ``errors``. A row's draw depends on its logits, its seed and its position
+only, so a batch may be cut, sorted and refilled without changing what anyone gets. Rounding of the
+logits (about 1e-7, it varies with the batch's shape) moves a draw only where the uniform number
+falls that close to a boundary between two tokens.
 """
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nbrl.config import Sampling
+from nbrl.errors import RolloutError
 
 TOP_P_CANDIDATES = 1024
 """Tokens that top-p sorts first; where they do not hold enough probability, all are sorted."""
@@ -44,11 +45,20 @@ def draw(logits: Tensor, uniform: np.ndarray, sampling: Sampling) -> tuple[Tenso
         logits: ``[B, V]``, any float dtype.
         uniform: ``[B]`` in [0, 1); unused when greedy.
         sampling: Temperature, top-p and top-k.
+
+    Raises:
+        RolloutError: Logits of a row are NaN or infinite (minus infinity for some tokens is not:
+            they are never drawn).
     """
     scaled = logits.float()
     if sampling.logprob_temperature != 1.0:
         scaled = scaled / sampling.logprob_temperature
     logprobs = torch.log_softmax(scaled, dim=-1)
+    # One such logit makes the whole row NaN, so that one column tells.
+    if bool((bad := logprobs[:, 0].isnan()).any()):
+        raise RolloutError(
+            f"the logits of {int(bad.sum())} of {len(bad)} answers are NaN or infinite"
+        )
     if sampling.temperature == 0:
         tokens = logprobs.argmax(dim=-1)
     else:

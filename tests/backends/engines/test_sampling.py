@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from nbrl.backends.engines.sampling import draw, uniforms
 from nbrl.config import Sampling
+from nbrl.errors import RolloutError
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -30.0])
 
@@ -97,3 +98,29 @@ def test_a_token_of_no_probability_is_never_drawn(u: float, num_possible: int, t
     token, logprob = draw(logits, np.array([u]), Sampling(top_p=top_p))
     assert 1 <= token.item() <= num_possible
     assert torch.isfinite(logprob).all()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=0.0),
+        Sampling(temperature=0.5, top_p=0.9),
+        Sampling(top_k=2),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 3])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite_are_an_error(sampling, place, bad):
+    logits = LOGITS.repeat(3, 1)
+    logits[1, place] = bad
+    with pytest.raises(RolloutError, match="logits of 1 of 3 answers are NaN or infinite"):
+        draw(logits, np.array([0.1, 0.5, 0.9]), sampling)
+
+
+def test_a_token_that_cannot_come_is_no_error():
+    logits = LOGITS.repeat(3, 1)
+    logits[:, 0] = -np.inf
+    tokens, logprobs = draw(logits, np.array([0.0, 0.5, 0.99]), Sampling())
+    assert (tokens != 0).all()
+    assert logprobs.isfinite().all()
