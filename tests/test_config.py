@@ -22,6 +22,7 @@ from nbrl.config import (
     Lora,
     Model,
     Optimizer,
+    Overlap,
     PolicyLoss,
     ProcessReward,
     Recipe,
@@ -38,7 +39,7 @@ from nbrl.errors import ConfigError
 DEFAULTS = [
     KL(), Critic(), Engine(), Lora(), Model(), Optimizer(), PolicyLoss(), Recipe(rewards=len),
     Sampling(), Shaping(), Trainer(), SFT(), RewardLoss(), DPO(), KTO(), Distillation("tiny"),
-    ProcessReward(),
+    ProcessReward(), Overlap(),
 ]  # fmt: skip
 
 

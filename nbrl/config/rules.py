@@ -134,7 +134,7 @@ def make_plain(component: Any) -> None:
     Lists become tuples, so that settings cannot change after they were judged.
     """
     for field in dataclasses.fields(component):
-        value = getattr(component, field.name, None)
+        value = getattr(component, field.name)
         plain = tuple(map(_plain, value)) if isinstance(value, tuple | list) else _plain(value)
         if plain is not value:
             object.__setattr__(component, field.name, plain)
