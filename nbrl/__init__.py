@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from nbrl.functional.dialects import dialect
     from nbrl.functional.estimators import Estimator, estimate
     from nbrl.notebook.connect import connect
+    from nbrl.notebook.views.browse import browse
     from nbrl.stages.advantages import compute_advantages
     from nbrl.stages.buffer import Plan
     from nbrl.stages.comparison import compare_estimators, diff_scores
@@ -95,6 +96,7 @@ __all__ = [
     "StepResult",
     "Trainer",
     "__version__",
+    "browse",
     "compare_estimators",
     "compare_plans",
     "compute_advantages",
@@ -150,6 +152,7 @@ _NAMES = {
         "estimate",
     ),
     "nbrl.notebook.connect": ("connect",),
+    "nbrl.notebook.views.browse": ("browse",),
     "nbrl.stages.advantages": ("compute_advantages",),
     "nbrl.stages.buffer": ("Plan",),
     "nbrl.stages.comparison": (

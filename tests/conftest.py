@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 
 import pytest
 from hypothesis import settings
@@ -16,6 +17,7 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "home")
 
 NEEDS = {
+    "browser": lambda: shutil.which("chromium") is not None,
     "ray": lambda: importlib.util.find_spec("ray") is not None,
     "vllm": lambda: importlib.util.find_spec("vllm") is not None,
     "deepspeed": lambda: importlib.util.find_spec("deepspeed") is not None,

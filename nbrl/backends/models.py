@@ -126,6 +126,19 @@ def checkpoint_place(model: Model, loaded: LoadedModel, scratch: Path) -> str:
     return str(scratch)
 
 
+def load_tokenizer(model: Model) -> PreTrainedTokenizerBase:
+    """The tokenizer that ``model`` names, from this machine only; nothing is fetched.
+
+    Raises:
+        ConfigError: None lies here under that name.
+    """
+    source = _resolve(model)
+    with _explained(model, source):
+        return AutoTokenizer.from_pretrained(
+            source.place, local_files_only=True, **_options(model, source)
+        )
+
+
 def load_reference(model: Model) -> nn.Module:
     """The model as it was before training, frozen, without an adapter."""
     module = _load_causal(replace(model, lora=None), _resolve(model))

@@ -89,6 +89,7 @@ def rollout(
                 runtime.progress.note(f"interrupted with {len(generations)} answers finished")
         spec = {
             "model": runtime.name,
+            "tokenizer": runtime.spec["model"]["path"],
             "run": runtime.run_id,
             "version": runtime.version,
             "n": n,

@@ -1,0 +1,1 @@
+"""Views that can be used: the sample browser, the estimator lab, the reward bench."""
