@@ -3,8 +3,10 @@
 May import ``errors`` and typer; everything else inside the functions, so that help is quick.
 """
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,8 +23,36 @@ def doctor() -> None:
     raise typer.Exit(0 if all(f.fine or f.optional for f in findings) else 1)
 
 
+def serve_reward(
+    source: Annotated[
+        str, typer.Argument(help="A reward file (file.py:name) or the folder of a reward model.")
+    ],
+    host: Annotated[str, typer.Option(help="Others than this machine need a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 5000,
+    batch: Annotated[int, typer.Option(help="Rows scored together at most.")] = 64,
+    wait: Annotated[float, typer.Option(help="Seconds a batch waits for more requests.")] = 0.005,
+    normalize: Annotated[
+        bool, typer.Option(help="By the mean and std that training left.")
+    ] = False,
+) -> None:
+    """Serve a reward over HTTP, in OpenRLHF's form; the token is NBRL_REWARD_TOKEN."""
+    from nbrl.backends.rewards import server
+
+    settings = server.ServerSettings(
+        host=host,
+        port=port,
+        token=os.environ.get("NBRL_REWARD_TOKEN") or None,
+        batch=batch,
+        wait=wait,
+    )
+    server.check_settings(settings)
+    score = server.scorer_of(source, normalize=normalize)
+    server.serve(score, settings, Path(source).name, said=typer.echo)
+
+
 COMMANDS: Mapping[str, Callable[..., None]] = {
     "doctor": doctor,
+    "serve-reward": serve_reward,
 }
 """The sub-commands by name; one that did not do its work raises ``typer.Exit(1)``."""
 
