@@ -7,6 +7,7 @@ import torch
 
 from nbrl.config import Sampling, kind_problems, to_spec, whole_problems
 from nbrl.config.rules import bounded
+from nbrl.driver.lineage import session_spec
 from nbrl.driver.rewards import asked_rewards, refuse
 from nbrl.driver.rollout import EVALUATION, rollout
 from nbrl.driver.runtime import Runtime
@@ -72,7 +73,12 @@ def evaluate(
         pass_at=pass_at,
         reward=_interval(torch.as_tensor(means), seed),
         scored=scored,
-        spec={"n": n, "threshold": threshold, "sampling": to_spec(sampling)},
+        spec={
+            "n": n,
+            "threshold": threshold,
+            "sampling": to_spec(sampling),
+            **session_spec(runtime),
+        },
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from nbrl.config import Recipe, check_config, kind_problems, shown, to_spec, whole_problems
 from nbrl.config.rules import among
 from nbrl.driver.foresight import recipe_problems, rewards_of
+from nbrl.driver.lineage import session_spec
 from nbrl.driver.rewards import refuse
 from nbrl.driver.rollout import next_prompts, rollout
 from nbrl.driver.runtime import Runtime
@@ -57,7 +58,8 @@ def run_sync(runtime: Runtime, steps: int, recipe: Recipe) -> History:
     except KeyboardInterrupt:
         interrupted = True
     records = tuple(runtime.records[first:])
-    return History(records=records, interrupted=interrupted, spec={"recipe": to_spec(recipe)})
+    spec = {"recipe": to_spec(recipe), **session_spec(runtime)}
+    return History(records=records, interrupted=interrupted, spec=spec)
 
 
 MODES: Mapping[str, Callable[[Runtime, int, Recipe], History]] = {"sync": run_sync}

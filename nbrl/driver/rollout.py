@@ -17,6 +17,7 @@ from nbrl.config import (
     to_spec,
     whole_problems,
 )
+from nbrl.driver.lineage import session_spec
 from nbrl.driver.runtime import Runtime, Stopwatch
 from nbrl.driver.seeds import derive
 from nbrl.protocols import Generation, GenerationRequest
@@ -96,6 +97,7 @@ def rollout(
             "sampling": to_spec(sampling),
             "seed": runtime.seed,
             "seconds": {"rollout": watch.read()},
+            **session_spec(runtime),
         }
         table = _table(runtime, requests, generations, spec)
         interrupted = held.taken() or len(generations) < wanted

@@ -12,6 +12,7 @@ import pandas as pd
 
 from nbrl.config import KL, PolicyLoss, Recipe, Sampling, Shaping
 from nbrl.driver import evaluate, loops, rollout, scoring, training
+from nbrl.driver.lineage import session_spec
 from nbrl.driver.runtime import Runtime, close, verb
 from nbrl.types import (
     Advantaged,
@@ -60,7 +61,8 @@ class Session:
     @property
     def history(self) -> History:
         """Every training step so far."""
-        return History(records=tuple(map(dict, self._runtime.records)), spec=self._runtime.spec)
+        records = tuple(map(dict, self._runtime.records))
+        return History(records=records, spec=session_spec(self._runtime))
 
     def next_prompts(self, k: int) -> Prompts:
         """The next ``k`` prompts of the session's source; moves its cursor."""

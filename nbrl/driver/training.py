@@ -27,6 +27,7 @@ from nbrl.config import (
 from nbrl.config.rules import among
 from nbrl.driver.foresight import loss_needs
 from nbrl.driver.freshness import check_batch, is_current, is_foreign
+from nbrl.driver.lineage import batch_spec
 from nbrl.driver.metrics import batch_metrics, merge_terms, step_record, token_table
 from nbrl.driver.plan import loss_columns, micro_batches, step_plan, trains_critic
 from nbrl.driver.runtime import Runtime, Stopwatch
@@ -193,7 +194,7 @@ def _probe(
         metrics=terms.metrics,
         tokens=token_table(batch, [batches], [terms]),
         sketch=terms.sketch,
-        spec={"loss": to_spec(named[1])},
+        spec={"loss": to_spec(named[1]), **batch_spec(runtime, batch)},
     )
 
 
@@ -230,6 +231,8 @@ def train_step(
     columns = loss_columns(runtime, batch, corrected=loss.correction is not None)
     resolved, warnings = _resolved(loss, batch), _warnings(runtime, batch)
     plan = step_plan(runtime, batch, columns, minibatches, epochs)
+    counts = {"minibatches": minibatches, "epochs": epochs}
+    spec = {"loss": to_spec(resolved), **counts, **batch_spec(runtime, batch)}
     with (
         held_interrupts() as held,
         runtime.progress.phase("train_step", len(batch) * epochs, "samples") as advance,
@@ -245,7 +248,7 @@ def train_step(
             metrics={**merge_terms(terms), **batch_metrics(batch)},
             tokens=token_table(batch, plan, terms),
             seconds={**_seconds(batch), "train": watch.read()},
-            spec=_step_spec(batch, resolved, minibatches, epochs),
+            spec=spec,
             warnings=warnings,
         )
         return _recorded(runtime, result)
@@ -284,19 +287,6 @@ def _seconds(batch: Advantaged) -> dict[str, float]:
     """The time of the phases that made the batch."""
     values = (batch.scored.rollouts, batch.scored, batch)
     return {phase: s for v in values for phase, s in v.spec.get("seconds", {}).items()}
-
-
-def _step_spec(
-    batch: Advantaged, loss: PolicyLoss, minibatches: int, epochs: int
-) -> dict[str, Any]:
-    return {
-        "loss": to_spec(loss),
-        "minibatches": minibatches,
-        "epochs": epochs,
-        "advantages": dict(batch.spec),
-        "scored": dict(batch.scored.spec),
-        "rollouts": dict(batch.scored.rollouts.spec),
-    }
 
 
 def _warnings(runtime: Runtime, batch: Advantaged) -> list[str]:

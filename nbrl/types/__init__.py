@@ -1,8 +1,9 @@
 """L1, the values on the path: frozen, columnar, joined by id, each containing the one before it."""
 
 import os
+from typing import Any
 
-from nbrl.types import storage
+from nbrl.types import results, storage
 from nbrl.types.examples import KINDS, Examples
 from nbrl.types.results import Evaluation, History, Metric, Probe, StepResult
 from nbrl.types.samples import (
@@ -15,7 +16,9 @@ from nbrl.types.samples import (
     Scored,
 )
 
-Value = Prompts | Rollouts | Scored | Advantaged | Examples
+Value = (
+    Prompts | Rollouts | Scored | Advantaged | Examples | StepResult | Probe | Evaluation | History
+)
 
 __all__ = [
     "KINDS",
@@ -43,7 +46,7 @@ def load(path: str | os.PathLike) -> Value:
     Raises:
         DataError: The folder holds no saved value, a damaged one, or one of a newer schema.
     """
-    value: Value | None = None
+    value: Any = None
     for link, table, spec in storage.read_links(path):
         value = _BUILD[link](table, value, spec)
     assert value is not None
@@ -55,6 +58,11 @@ _BUILD = {
     "rollouts": lambda table, parent, spec: Rollouts(table=table, prompts=parent, spec=spec),
     "scored": lambda table, parent, spec: Scored(table=table, rollouts=parent, spec=spec),
     "advantaged": lambda table, parent, spec: Advantaged(table=table, scored=parent, spec=spec),
+    "step": results.step_of,
+    "sketch": results.sketch_of,
+    "probe": results.probe_of,
+    "evaluation": results.evaluation_of,
+    "history": results.history_of,
 } | {
     kind: lambda table, _, spec, kind=kind: Examples(kind=kind, table=table, spec=spec)
     for kind in KINDS

@@ -1,8 +1,10 @@
 """What a verb that does not go on along the path answers: a step, a probe, an evaluation.
 
-May import ``errors`` and ``samples`` beside it.
+May import ``errors``, and ``samples`` and ``storage`` beside it. Each is saved as a value is: its
+own fields stand beside its spec in the manifest, its tables in Parquet.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from nbrl.errors import DataError
+from nbrl.types import storage
 from nbrl.types.samples import Scored
 
 
@@ -34,7 +37,8 @@ class StepResult:
 
     ``tokens`` has one row a trained sample: ``sample_id`` and the token columns ``ratio``,
     ``clipped`` and ``loss``, as long as the sample's ``token_ids``. ``seconds`` is the time of
-    each phase. ``warnings`` say in words what a reader should know.
+    each phase. ``warnings`` say in words what a reader should know. ``spec`` holds every setting
+    that the step depends on, and under ``parents`` what it was taken from.
 
     Example: ``result.metrics["loss"]`` is ``Metric(value=-0.01, count=1280, of="tokens")``,
     ``result.version_before, result.version_after`` is ``(0, 1)``.
@@ -52,6 +56,21 @@ class StepResult:
         """One row a metric: value, count, of."""
         rows = {name: (m.value, m.count, m.of) for name, m in self.metrics.items()}
         return pd.DataFrame.from_dict(rows, orient="index", columns=["value", "count", "of"])
+
+    def links(self) -> storage.Links:
+        """Token terms, and all else as plain data."""
+        own = {
+            "version_before": self.version_before,
+            "version_after": self.version_after,
+            "metrics": _plain_metrics(self.metrics),
+            "seconds": {name: float(s) for name, s in self.seconds.items()},
+            "warnings": list(self.warnings),
+        }
+        return {"step": (self.tokens, {"own": own, "spec": self.spec})}
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write to the folder ``path`` so that :func:`nbrl.load` gives the same value back."""
+        storage.save(self.links(), path)
 
     def __repr__(self) -> str:
         shown = ("loss", "grad_norm", "reward")
@@ -89,6 +108,22 @@ class Probe:
         norm = float(np.linalg.norm(self.sketch) * np.linalg.norm(other.sketch))
         return float(self.sketch @ other.sketch) / norm if norm > 0 else 0.0
 
+    def links(self) -> storage.Links:
+        """Sketch and token terms, and all else as plain data."""
+        own = {
+            "name": self.name,
+            "version": self.version,
+            "metrics": _plain_metrics(self.metrics),
+        }
+        return {
+            "sketch": (pa.table({"sketch": self.sketch}), {}),
+            "probe": (self.tokens, {"own": own, "spec": self.spec}),
+        }
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write to the folder ``path`` so that :func:`nbrl.load` gives the same value back."""
+        storage.save(self.links(), path)
+
     def __repr__(self) -> str:
         loss, grad = self.metrics["loss"].value, self.metrics["grad_norm"].value
         return (
@@ -120,6 +155,19 @@ class Evaluation:
             columns=["estimate", "low", "high"],
         )
 
+    def links(self) -> storage.Links:
+        """The scored samples and their parents, then one row a k, and the reward's as the last."""
+        intervals = [*self.pass_at.values(), self.reward]
+        columns: dict[str, Any] = {"k": pa.array([*self.pass_at, None], pa.int64())}
+        for at, name in enumerate(("estimate", "low", "high")):
+            columns[name] = pa.array([float(row[at]) for row in intervals], pa.float64())
+        spec = {"own": {"version": self.version}, "spec": self.spec}
+        return {**self.scored.links(), "evaluation": (pa.table(columns), spec)}
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write to the folder ``path`` so that :func:`nbrl.load` gives the same value back."""
+        storage.save(self.links(), path)
+
     def __repr__(self) -> str:
         parts = [f"pass@{k} {v[0]:.3f} [{v[1]:.3f}, {v[2]:.3f}]" for k, v in self.pass_at.items()]
         return f"Evaluation(version {self.version}, {', '.join(parts)})"
@@ -148,7 +196,72 @@ class History:
             return pd.DataFrame(index=pd.Index([], name="version"))
         return pd.DataFrame(list(self.records)).set_index("version")
 
+    def links(self) -> storage.Links:
+        """One row a record; a number that a record does not have is null."""
+        names = dict.fromkeys(name for record in self.records for name in record)
+        columns = {}
+        for name in names or {"version": None}:
+            found = [record.get(name) for record in self.records]
+            whole = all(isinstance(x, int | np.integer) for x in found if x is not None)
+            columns[name] = pa.array(found, pa.int64() if whole else pa.float64())
+        spec = {"own": {"interrupted": self.interrupted}, "spec": self.spec}
+        return {"history": (pa.table(columns), spec)}
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write to the folder ``path`` so that :func:`nbrl.load` gives the same value back."""
+        storage.save(self.links(), path)
+
     def __repr__(self) -> str:
         rewards = [r["reward"] for r in self.records if "reward" in r]
         curve = f", reward {rewards[0]:.3f} -> {rewards[-1]:.3f}" if rewards else ""
         return f"History({len(self)} steps{curve}{', interrupted' if self.interrupted else ''})"
+
+
+def _plain_metrics(metrics: Mapping[str, Metric]) -> dict[str, list[Any]]:
+    return {name: [float(m.value), int(m.count), m.of] for name, m in metrics.items()}
+
+
+def _metrics(plain: Mapping[str, list[Any]]) -> dict[str, Metric]:
+    return {n: Metric(value=value, count=count, of=of) for n, (value, count, of) in plain.items()}
+
+
+def step_of(tokens: pa.Table, _: None, saved: Mapping[str, Any]) -> StepResult:
+    """The step that :meth:`StepResult.links` took apart."""
+    own = saved["own"]
+    return StepResult(
+        **{**own, "metrics": _metrics(own["metrics"])}, tokens=tokens, spec=saved["spec"]
+    )
+
+
+def probe_of(tokens: pa.Table, sketch: np.ndarray, saved: Mapping[str, Any]) -> Probe:
+    """The probe that :meth:`Probe.links` took apart."""
+    own = saved["own"]
+    return Probe(
+        **{**own, "metrics": _metrics(own["metrics"])},
+        tokens=tokens,
+        sketch=sketch,
+        spec=saved["spec"],
+    )
+
+
+def sketch_of(table: pa.Table, _: None, saved: Mapping[str, Any]) -> np.ndarray:
+    """The sketch of a probe."""
+    return table.column("sketch").to_numpy()
+
+
+def evaluation_of(table: pa.Table, scored: Scored, saved: Mapping[str, Any]) -> Evaluation:
+    """The evaluation that :meth:`Evaluation.links` took apart."""
+    rows = [tuple(row.values()) for row in table.to_pylist()]
+    return Evaluation(
+        version=saved["own"]["version"],
+        pass_at={row[0]: row[1:] for row in rows[:-1]},
+        reward=rows[-1][1:],
+        scored=scored,
+        spec=saved["spec"],
+    )
+
+
+def history_of(table: pa.Table, _: None, saved: Mapping[str, Any]) -> History:
+    """The history that :meth:`History.links` took apart."""
+    records = [{n: x for n, x in row.items() if x is not None} for row in table.to_pylist()]
+    return History(records=records, **saved["own"], spec=saved["spec"])

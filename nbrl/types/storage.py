@@ -20,9 +20,11 @@ from nbrl.errors import DataError, StoreError
 
 SCHEMA_NUMBER = 1
 MANIFEST = "manifest.json"
-_OWN_FILE = re.compile(
-    r"(prompts|rollouts|scored|advantaged|conversations|pairs|labelled|steps)-[0-9a-f]{8}\.parquet|manifest-.*\.tmp"
+_LINKS = (
+    "prompts|rollouts|scored|advantaged|conversations|pairs|labelled|steps"
+    "|step|sketch|probe|evaluation|history"
 )
+_OWN_FILE = re.compile(rf"({_LINKS})-[0-9a-f]{{8}}\.parquet|manifest-.*\.tmp")
 
 Links = Mapping[str, tuple[pa.Table, Mapping[str, Any]]]
 """The table and the spec of each link from ``prompts`` on, first parent first."""

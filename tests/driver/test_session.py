@@ -113,6 +113,35 @@ def test_a_step_reports_metrics_with_denominators(session, batch_of):
     assert result.spec["advantages"]["estimator_name"] == "grpo"
 
 
+def test_a_result_says_all_that_it_was_made_with_and_from(session, batch_of, tmp_path):
+    batch = batch_of(session, kl=KL(coef=0.1))
+    probe = session.probe(batch, {"ppo": PolicyLoss()})["ppo"]
+    loss = PolicyLoss(aggregation="seq-mean-token-sum-norm")
+    result = session.train_step(batch, loss, minibatches=2)
+    spec = result.spec
+    assert spec["session"]["trainer"]["optimizer"]["lr"] == 1e-3
+    assert spec["session"]["model"]["path"] == "tiny"
+    assert spec["session"]["versions"]["torch"]
+    assert (spec["loss"]["surrogate"], spec["loss"]["norm_length"]) == ("ppo", 6)
+    assert (spec["minibatches"], spec["epochs"]) == (2, 1)
+    assert spec["rollouts"]["sampling"]["max_new_tokens"] == 6
+    assert spec["rollouts"]["session"] == spec["session"]
+    assert spec["scored"]["fingerprints"].keys() == {"reward"}
+    assert spec["advantages"]["estimator"]["baseline"] == "group-mean"
+    assert spec["advantages"]["kl"]["coef"] == 0.1
+    parents = {"run": session.spec["run"], "version": 0, "samples": 24}
+    assert parents.items() <= spec["parents"].items()
+    assert probe.spec["parents"] == spec["parents"]
+    evaluation = session.evaluate(batch.scored.rollouts.prompts, exact, n=2, sampling=SHORT)
+    history = session.run(1, recipe())
+    for value in (evaluation, history, session.history):
+        assert value.spec["session"] == spec["session"]
+    for name, value in {"step": result, "eval": evaluation, "run": history, "p": probe}.items():
+        value.save(tmp_path / name)
+        assert nbrl.load(tmp_path / name).spec == value.spec
+    assert nbrl.load(tmp_path / "step").tokens.equals(result.tokens)
+
+
 def test_training_twice_on_a_batch_needs_to_be_said(session, batch_of):
     batch = batch_of(session)
     session.train_step(batch)
