@@ -11,13 +11,14 @@ from typing import Any
 import pandas as pd
 
 from nbrl.config import KL, PolicyLoss, Recipe, Sampling, Shaping
-from nbrl.driver import evaluate, loops, rollout, scoring, training
+from nbrl.driver import comparing, evaluate, loops, rollout, scoring, training
 from nbrl.driver.lineage import session_spec
 from nbrl.driver.runtime import Runtime, close, verb
 from nbrl.types import (
     Advantaged,
     Evaluation,
     History,
+    LossComparison,
     Probe,
     Prompts,
     Rollouts,
@@ -124,6 +125,19 @@ class Session:
     def probe(self, batch: Advantaged, losses: Mapping[str, PolicyLoss]) -> dict[str, Probe]:
         """What each loss would do to the batch; parameters, optimizer and RNG stay as they are."""
         return verb(self._runtime, "probe", lambda: training.probe(self._runtime, batch, losses))
+
+    def compare_losses(
+        self, batch: Advantaged, losses: Sequence[PolicyLoss] | Mapping[str, PolicyLoss]
+    ) -> LossComparison:
+        """How the losses differ on one frozen batch: gradients, norms, noise, clipped tokens.
+
+        Nothing changes, as in :meth:`probe`; one forward pass over the batch serves all losses.
+        """
+        return verb(
+            self._runtime,
+            "compare_losses",
+            lambda: comparing.compare_losses(self._runtime, batch, losses),
+        )
 
     def train_step(
         self,

@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from nbrl.types import results, storage
+from nbrl.types.comparisons import LossComparison
 from nbrl.types.examples import KINDS, Examples
 from nbrl.types.results import Evaluation, History, Metric, Probe, StepResult
 from nbrl.types.samples import (
@@ -29,6 +30,7 @@ __all__ = [
     "Evaluation",
     "Examples",
     "History",
+    "LossComparison",
     "Metric",
     "Probe",
     "Prompts",

@@ -4,6 +4,7 @@ import unicodedata
 from html.parser import HTMLParser
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -12,7 +13,7 @@ import nbrl
 from nbrl.notebook import reprs
 from nbrl.notebook.progress import running_shell
 from nbrl.notebook.reprs import results, samples, summaries, text
-from nbrl.types import Evaluation, History, Metric, Probe, StepResult
+from nbrl.types import Evaluation, History, LossComparison, Metric, Probe, StepResult
 from tests.notebook.conftest import HOSTILE, make_prompts, make_rollouts, make_scored
 
 TOKENS = pa.table({"sample_id": ["p0@0#0"]})
@@ -73,7 +74,24 @@ def values(prompts, rollouts, scored, advantaged, session):
         ),
         Evaluation(version=3, pass_at={1: (0.5, 0.4, 0.6)}, reward=(0.5, 0.4, 0.6), scored=scored),
         History(records=[{"version": i, "reward": i / 10} for i in range(20)]),
+        compared(advantaged),
         session,
+    ]
+
+
+def compared(batch):
+    table = pd.DataFrame(
+        {"grad_norm": [0.0, 2.0], "signal_to_noise": [np.nan, 0.9]}, index=[HOSTILE, "ppo"]
+    )
+    cosines = pd.DataFrame([[1.0, -0.5], [-0.5, 1.0]], index=table.index, columns=table.index)
+    return LossComparison(table=table, cosines=cosines, tokens={}, batch=batch, version=0, parts=2)
+
+
+def test_losses_that_are_noise_or_apart_are_a_concern(advantaged):
+    assert results.loss_concerns(compared(advantaged)) == [
+        f"{HOSTILE}: the gradient is zero on this batch",
+        "mostly noise on this batch (signal to noise below 1.2): ['ppo']",
+        f"{HOSTILE} and ppo pull apart: cosine -0.50",
     ]
 
 

@@ -16,6 +16,7 @@ from nbrl.types import (
     Advantaged,
     Evaluation,
     History,
+    LossComparison,
     Probe,
     Prompts,
     Rollouts,
@@ -32,6 +33,7 @@ HTML: Mapping[type, Callable[[Any], str]] = {
     Probe: results.probe_html,
     Evaluation: results.evaluation_html,
     History: results.history_html,
+    LossComparison: results.losses_html,
     Session: results.session_html,
 }
 

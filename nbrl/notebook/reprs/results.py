@@ -6,15 +6,18 @@ May import ``driver``, ``types`` and its neighbours.
 import datetime
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from nbrl.driver.session import Session
 from nbrl.errors import SessionError
 from nbrl.notebook.reprs.markup import Row, card, table
 from nbrl.notebook.reprs.samples import shown, spread
-from nbrl.types import Evaluation, History, Metric, Probe, StepResult
+from nbrl.types import Evaluation, History, LossComparison, Metric, Probe, StepResult
 
 MOST_ROWS = 60
 MOST_COLUMNS = 12
 MOST_WARNINGS = 20
+NOISY = 1.2
 METRIC_HEAD = ("metric", "value", "count", "mean over")
 LEADING = (
     "version",
@@ -65,6 +68,36 @@ def history_html(value: History) -> str:
     said = ["the run was interrupted"] if value.interrupted else []
     part = table("steps", names, rows, shown(len(at), len(value), "steps"))
     return card(repr(value), [part], warnings=said, spec=value.spec)
+
+
+def losses_html(value: LossComparison) -> str:
+    """One row a loss, and how far the gradients agree in direction."""
+    frame = value.to_pandas()
+    listed = frame.iloc[:MOST_ROWS]
+    rows = [(n, *row) for n, row in zip(listed.index, listed.to_numpy(), strict=True)]
+    cosines = value.cosines.iloc[:MOST_COLUMNS, :MOST_COLUMNS]
+    square = [(n, *row) for n, row in zip(cosines.index, cosines.to_numpy(), strict=True)]
+    parts = [
+        table("losses", ("loss", *map(str, frame.columns)), rows),
+        table("cosines of the gradients", ("", *map(str, cosines.columns)), square),
+    ]
+    return card(repr(value), parts, warnings=loss_concerns(value), spec=value.spec)
+
+
+def loss_concerns(value: LossComparison) -> list[str]:
+    """Losses whose gradient is zero or mostly noise, and pairs that pull apart."""
+    said = []
+    norms = value.table["grad_norm"]
+    for name in norms.index[(norms == 0).to_numpy()]:
+        said.append(f"{name}: the gradient is zero on this batch")
+    noisy = value.table.index[(value.table["signal_to_noise"] < NOISY).to_numpy()]
+    if len(noisy):
+        said.append(f"mostly noise on this batch (signal to noise below {NOISY}): {list(noisy)}")
+    cosines = value.cosines.to_numpy()
+    for i, j in zip(*np.nonzero(np.triu(cosines < 0, 1)), strict=True):
+        one, other = value.cosines.index[i], value.cosines.index[j]
+        said.append(f"{one} and {other} pull apart: cosine {cosines[i, j]:.2f}")
+    return said[:MOST_WARNINGS]
 
 
 def session_html(value: Session) -> str:
