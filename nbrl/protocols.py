@@ -6,7 +6,7 @@ through this file.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -121,6 +121,23 @@ class Measurer(Protocol):
         self, batches: Sequence[MicroBatch], loss: Loss, advance: Advance
     ) -> Mapping[str, Metric]:
         """The objective's metrics over all the micro-batches together, without gradients."""
+        ...
+
+
+@runtime_checkable
+class Restorable(Protocol):
+    """A trainer whose state can be kept and taken over again."""
+
+    def state(self) -> dict[str, Any]:
+        """A copy of all that steps change: plain data with tensors in it."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any], *, own_schedule: bool = False) -> None:
+        """Become, bit by bit, what :meth:`state` described; nothing where it does not fit.
+
+        ``own_schedule`` takes the learning rate from the trainer's own settings, at the step that
+        the state had come to.
+        """
         ...
 
 

@@ -7,25 +7,28 @@ import importlib.metadata
 import os
 import platform
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from nbrl.backends import chat
 from nbrl.backends.arithmetic import arithmetic_source
 from nbrl.backends.datasets import load_prompts
+from nbrl.backends.encoding import Writer, token_ids_of, tokenize_examples
+from nbrl.backends.exporting import export_adapter, export_model
 from nbrl.backends.models import LoadedModel, load_critic, load_policy, load_reference
 from nbrl.backends.sources import PromptSource, prompts_source
 from nbrl.backends.trainers.local import LocalTrainer
 from nbrl.config import Engine, Model, Trainer, check_config, kind_problems, to_spec, whole_problems
 from nbrl.driver.engines import ENGINES, engine_problems
 from nbrl.driver.progress import Progress
-from nbrl.driver.runtime import Runtime
+from nbrl.driver.runtime import ExampleTools, Runtime
 from nbrl.driver.seeds import derive
 from nbrl.driver.session import Session
 from nbrl.driver.store import open_run_folder
 from nbrl.protocols import Sink
-from nbrl.types import Prompts
+from nbrl.types import Examples, Prompts
 
 VERSIONED = ("nbrl", "torch", "transformers", "numpy", "pyarrow")
 
@@ -60,10 +63,12 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
     check_config("connect", extra=kind_problems(kinds))
     whole = whole_problems({"seed": (settings.seed, 0)})
     problems = [*whole, *engine_problems(settings.engine)]
+    if model.head == "reward" and trainer.critic is not None:
+        problems.append("a reward model (Model.head='reward') has no critic; drop one")
     check_config("connect", model, settings.engine, trainer, extra=problems)
     seed = int(settings.seed)
     source = _open_source(settings.prompts, seed)
-    policy = load_policy(model)
+    policy = load_policy(model, head_seed=derive(seed, "head"))
     name = settings.name or policy.name
     spec = {
         "name": name,
@@ -76,7 +81,8 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
         "versions": _versions(),
     }
     local = _trainer(policy, settings)
-    engine = ENGINES[settings.engine.kind](policy, model, settings.engine, local)
+    kind = settings.engine.kind if model.head == "lm" else "idle"
+    engine = ENGINES[kind](policy, model, settings.engine, local)
     folder = open_run_folder(settings.run_dir, Path(name).name)
     folder.write_config(spec)
     return Session(
@@ -96,7 +102,40 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
             progress=Progress(make_sink),
             folder=folder,
             release=engine.release,
+            example_tools=_example_tools(policy, local, model),
         )
+    )
+
+
+def _example_tools(policy: LoadedModel, trainer: LocalTrainer, model: Model) -> ExampleTools:
+    """What verbs on training data need of the model and its tokenizer."""
+    # a text gets the tokenizer's own end, where the model has several
+    own = policy.tokenizer.eos_token_id
+    eos_ids = tuple(sorted(policy.eos_ids, key=lambda token: token != own))
+
+    def tokenize(
+        examples: Examples, max_length: int | None, turns: str, placeholder: str
+    ) -> Examples:
+        writer = Writer(
+            tokenizer=policy.tokenizer,
+            eos_ids=eos_ids,
+            max_length=max_length or policy.context_length,
+            turns=turns,
+            placeholder=placeholder,
+        )
+        return tokenize_examples(examples, writer)
+
+    def export(path: Path, adapter: bool, scale: Mapping[str, Any] | None) -> None:
+        if adapter:
+            export_adapter(policy, path)
+        else:
+            export_model(policy, trainer.weights(), path, scale=scale)
+
+    return ExampleTools(
+        tokenize=tokenize,
+        token_ids=lambda text: token_ids_of(policy.tokenizer, text),
+        export=export,
+        head=model.head,
     )
 
 
@@ -112,9 +151,17 @@ def _trainer(policy: LoadedModel, settings: Settings) -> LocalTrainer:
         critic=critic,
         critic_optimizer=None if asked is None else asked.optimizer,
         reference=None if model.lora is not None else lambda: load_reference(model),
+        teacher=lambda path: load_reference(_named(model, path)),
         gradient_checkpointing=trainer.gradient_checkpointing,
         seed=derive(seed, "trainer"),
     )
+
+
+def _named(model: Model, path: str) -> Model:
+    """The model of another name, in the same dtype and with the same attention."""
+    if path == model.path:
+        return model
+    return replace(model, path=path, revision=None, gguf_file=None)
 
 
 def _open_source(prompts: str | Prompts, seed: int) -> PromptSource:
