@@ -33,7 +33,7 @@ def sums(count, start=0):
     return rows
 
 
-CONVERSATIONS = nbrl.load_conversations(sums(12), output_key="chosen")
+CONVERSATIONS = nbrl.load_conversations(sums(12), output_key="rejected")
 PAIRS = nbrl.load_pairs(sums(12))
 LABELLED = nbrl.load_labelled(sums(12))
 STEPS = nbrl.load_steps(sums(12))
