@@ -203,3 +203,8 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names."""
     return sorted(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What ``%load_ext nbrl`` does: teach the shell the values' pictures and the cell magics."""
+    importlib.import_module("nbrl.notebook.magics").load(shell)
