@@ -342,4 +342,7 @@ def _resident(runtime: Runtime) -> pd.DataFrame:
     """One row a part, one column a property; empty where it does not apply."""
     parts = {"engine": runtime.engine, "trainer": runtime.trainer}
     rows = {name: part.describe() for name, part in parts.items()}
-    return pd.DataFrame.from_dict(rows, orient="index", dtype=object).fillna("")
+    known = dict.fromkeys(name for row in rows.values() for name in row)
+    # Column by column: a frame made of rows turns a count into a float where another has none.
+    columns = {name: [row.get(name, "") for row in rows.values()] for name in known}
+    return pd.DataFrame(columns, index=list(rows), dtype=object)
