@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         Critic,
         Distillation,
         Engine,
-        HeldOut,
         Lora,
         Model,
         Optimizer,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
         RewardLoss,
         Sampling,
         Shaping,
+        Store,
         Trainer,
     )
     from nbrl.driver.session import Session
@@ -76,7 +76,6 @@ __all__ = [
     "Estimator",
     "Evaluation",
     "Examples",
-    "HeldOut",
     "History",
     "Lora",
     "LossComparison",
@@ -98,6 +97,7 @@ __all__ = [
     "Session",
     "Shaping",
     "StepResult",
+    "Store",
     "Trainer",
     "__version__",
     "browse",
@@ -134,7 +134,6 @@ _NAMES = {
         "DPO",
         "Distillation",
         "Engine",
-        "HeldOut",
         "KL",
         "KTO",
         "Lora",
@@ -148,6 +147,7 @@ _NAMES = {
         "SFT",
         "Sampling",
         "Shaping",
+        "Store",
         "Trainer",
     ),
     "nbrl.driver.session": ("Session",),
@@ -203,8 +203,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names."""
     return sorted(__all__)
-
-
-def load_ipython_extension(shell: Any) -> None:
-    """What ``%load_ext nbrl`` does: teach the shell the values' pictures and the cell magics."""
-    importlib.import_module("nbrl.notebook.magics").load(shell)

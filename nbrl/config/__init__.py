@@ -4,7 +4,6 @@ May import ``functional`` and ``errors``.
 """
 
 from nbrl.config.checks import check_config, kl_problems
-from nbrl.config.fitting import HeldOut
 from nbrl.config.objectives import (
     DPO,
     KTO,
@@ -36,6 +35,7 @@ from nbrl.config.settings import (
     to_spec,
     wants_reference,
 )
+from nbrl.config.storing import Store
 
 __all__ = [
     "DPO",
@@ -47,7 +47,6 @@ __all__ = [
     "Critic",
     "Distillation",
     "Engine",
-    "HeldOut",
     "Lora",
     "Loss",
     "Model",
@@ -60,6 +59,7 @@ __all__ = [
     "RewardLoss",
     "Sampling",
     "Shaping",
+    "Store",
     "Trainer",
     "check_config",
     "is_changed",

@@ -37,6 +37,7 @@ from nbrl.config.settings import (
     is_changed,
     wants_reference,
 )
+from nbrl.config.storing import Store, store_problems
 from nbrl.errors import all_problems
 from nbrl.functional.logprobs import KL_KINDS
 from nbrl.functional.losses import SURROGATES
@@ -286,6 +287,7 @@ CHECKS: Mapping[type, Check] = {
     Model: _model,
     Recipe: _recipe,
     Overlap: overlap_problems,
+    Store: store_problems,
     **OBJECTIVE_CHECKS,
 }
 

@@ -42,6 +42,7 @@ def check_batch(
             f"train_step: the batch holds no samples (dropped: {dropped}). Roll out more prompts, "
             "or widen Shaping.reward_range."
         )
+    _check_promised(runtime, batch)
     digest = batch_digest(batch)
     oldest, newest = _versions(batch.scored.rollouts)
     if digest in runtime.trained and not again:
@@ -54,6 +55,23 @@ def check_batch(
         )
     _check_staleness(runtime, batch.scored.rollouts, loss, expect_version, (oldest, newest))
     return digest
+
+
+def _check_promised(runtime: Runtime, batch: Advantaged) -> None:
+    """Raise where a resumed run would go on with other rewards than it had."""
+    given = batch.scored.spec.get("fingerprints", {})
+    if runtime.promised and dict(given) != runtime.promised:
+        changed = sorted(
+            name
+            for name in {**given, **runtime.promised}
+            if given.get(name) != runtime.promised.get(name)
+        )
+        raise StepError(
+            f"train_step: the rewards {changed} are not those that this run was trained with up to "
+            f"version {runtime.version}; its curve would change its meaning unseen. Bring back "
+            "the same code, or fork: nbrl.connect(resume=..., run_dir='a new folder')."
+        )
+    runtime.promised = {}
 
 
 def batch_digest(batch: Advantaged) -> str:

@@ -3,34 +3,42 @@
 May import ``backends`` and what ``session`` may.
 """
 
-import importlib.metadata
 import os
-import platform
+import shutil
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nbrl.backends import chat
 from nbrl.backends.arithmetic import arithmetic_source
 from nbrl.backends.datasets import load_prompts
-from nbrl.backends.encoding import Writer, token_ids_of, tokenize_examples
-from nbrl.backends.exporting import export_adapter, export_model
 from nbrl.backends.models import LoadedModel, load_critic, load_policy, load_reference
 from nbrl.backends.sources import PromptSource, prompts_source
 from nbrl.backends.trainers.local import LocalTrainer
-from nbrl.config import Engine, Model, Trainer, check_config, kind_problems, to_spec, whole_problems
+from nbrl.config import (
+    Engine,
+    Model,
+    Store,
+    Trainer,
+    check_config,
+    kind_problems,
+    to_spec,
+    whole_problems,
+)
+from nbrl.driver.checkpointing import restore
 from nbrl.driver.engines import ENGINES, engine_problems
 from nbrl.driver.progress import Progress
-from nbrl.driver.runtime import ExampleTools, Runtime
+from nbrl.driver.runtime import Runtime
 from nbrl.driver.seeds import derive
 from nbrl.driver.session import Session
-from nbrl.driver.store import open_run_folder
+from nbrl.driver.store import RunFolder, open_run_folder
+from nbrl.driver.store.checkpoints import Checkpoint
+from nbrl.driver.store.environment import versions
+from nbrl.driver.store.recording import Recorder
 from nbrl.protocols import Sink
-from nbrl.types import Examples, Prompts
-
-VERSIONED = ("nbrl", "torch", "transformers", "numpy", "pyarrow")
+from nbrl.types import Prompts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,14 +52,35 @@ class Settings:
     seed: int
     run_dir: str | os.PathLike | None
     name: str | None
+    store: Store = field(default_factory=Store)
+    prompts_seed: int | None = None
+    """Of the order of the prompts, where it is not that of ``seed``: a fork keeps its parent's."""
 
 
-def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """The checkpoint that a session begins with, and how it goes on from there.
+
+    ``in_place`` goes on in the parent's own folder, made ready by ``prepare``; another run is its
+    fork. ``new_data`` and ``new_pace`` are what :func:`~nbrl.driver.checkpointing.restore` takes.
+    """
+
+    checkpoint: Checkpoint
+    parent: RunFolder
+    in_place: bool
+    new_data: bool
+    new_pace: bool
+    prepare: Callable[[], object]
+
+
+def open_session(
+    settings: Settings, make_sink: Callable[[], Sink], start: Start | None = None
+) -> Session:
     """A session in this process: engine and trainer, and what goes from one to the other.
 
     Raises:
         ConfigError: Settings that cannot work, all listed; a model or prompts that are not there.
-        StoreError: The run folder cannot be made.
+        StoreError: The run folder cannot be made or written; a checkpoint cannot be loaded.
     """
     model, trainer = settings.model, settings.trainer
     kinds = {
@@ -59,84 +88,110 @@ def open_session(settings: Settings, make_sink: Callable[[], Sink]) -> Session:
         "engine": (settings.engine, Engine),
         "trainer": (trainer, Trainer),
         "prompts": (settings.prompts, str | Prompts),
+        "store": (settings.store, Store),
     }
     check_config("connect", extra=kind_problems(kinds))
     whole = whole_problems({"seed": (settings.seed, 0)})
     problems = [*whole, *engine_problems(settings.engine)]
-    if model.head == "reward" and trainer.critic is not None:
-        problems.append("a reward model (Model.head='reward') has no critic; drop one")
-    check_config("connect", model, settings.engine, trainer, extra=problems)
+    parts = (model, settings.engine, trainer, settings.store)
+    check_config("connect", *parts, extra=problems)
     seed = int(settings.seed)
-    source = _open_source(settings.prompts, seed)
-    policy = load_policy(model, head_seed=derive(seed, "head"))
+    in_place = start is not None and start.in_place
+    order = seed if settings.prompts_seed is None else settings.prompts_seed
+    source = _open_source(settings.prompts, order)
+    policy = load_policy(model, seed=derive(seed, "adapter"))
     name = settings.name or policy.name
     spec = {
         "name": name,
-        "run": uuid.uuid4().hex,
+        "run": start.checkpoint.manifest["run"] if in_place else uuid.uuid4().hex,
         "seed": seed,
         "model": to_spec(model),
         "engine": to_spec(settings.engine),
         "trainer": to_spec(trainer),
-        "prompts": {"name": source.name, "fingerprint": source.fingerprint},
-        "versions": _versions(),
+        "prompts": _prompts_spec(settings.prompts, source, order),
+        "store": to_spec(settings.store),
+        "versions": versions(),
+        "parent": None if start is None else _parent(start),
     }
     local = _trainer(policy, settings)
-    kind = settings.engine.kind if model.head == "lm" else "idle"
-    engine = ENGINES[kind](policy, model, settings.engine, local)
-    folder = open_run_folder(settings.run_dir, Path(name).name)
+    engine = ENGINES[settings.engine.kind](policy, model, settings.engine, local)
+    recorder = _recorder(settings, Path(name).name, spec, start)
+    runtime = Runtime(
+        name=name,
+        run_id=spec["run"],
+        seed=seed,
+        spec=spec,
+        engine=engine.engine,
+        trainer=local,
+        weights_to_send=engine.weights_to_send,
+        prompts=settings.prompts,
+        source=source,
+        encode=lambda prompts: chat.encode_prompts(prompts, policy.tokenizer),
+        decode=lambda ids: chat.decode(policy.tokenizer, ids),
+        has_critic=trainer.critic is not None,
+        micro_batch_tokens=trainer.micro_batch_tokens,
+        progress=Progress(make_sink),
+        folder=recorder.folder,
+        recorder=recorder,
+        release=engine.release,
+    )
+    if start is not None:
+        _begin_at(runtime, start)
+    recorder.describe_environment()
+    return Session(runtime)
+
+
+def _recorder(
+    settings: Settings, name: str, spec: Mapping[str, Any], start: Start | None
+) -> Recorder:
+    """The writer of the run folder: a fresh one, or the run's own where it is gone on with."""
+    if start is not None and start.in_place:
+        recorder = Recorder(start.parent, settings.store)
+        recorder.event("resumed", {"tag": start.checkpoint.tag, "versions": spec["versions"]})
+        return recorder
+    beside = None if start is None else start.parent.path
+    folder = open_run_folder(settings.run_dir, name, beside=beside)
+    recorder = Recorder(folder, settings.store)
     folder.write_config(spec)
-    return Session(
-        Runtime(
-            name=name,
-            run_id=spec["run"],
-            seed=seed,
-            spec=spec,
-            engine=engine.engine,
-            trainer=local,
-            weights_to_send=engine.weights_to_send,
-            source=source,
-            encode=lambda prompts: chat.encode_prompts(prompts, policy.tokenizer),
-            decode=lambda ids: chat.decode(policy.tokenizer, ids),
-            has_critic=trainer.critic is not None,
-            micro_batch_tokens=trainer.micro_batch_tokens,
-            progress=Progress(make_sink),
-            folder=folder,
-            release=engine.release,
-            example_tools=_example_tools(policy, local, model),
-        )
-    )
+    return recorder
 
 
-def _example_tools(policy: LoadedModel, trainer: LocalTrainer, model: Model) -> ExampleTools:
-    """What verbs on training data need of the model and its tokenizer."""
-    # a text gets the tokenizer's own end, where the model has several
-    own = policy.tokenizer.eos_token_id
-    eos_ids = tuple(sorted(policy.eos_ids, key=lambda token: token != own))
+def _begin_at(runtime: Runtime, start: Start) -> None:
+    """Take over the checkpoint; where that fails, the folder is free again for another try."""
+    try:
+        restore(runtime, start.checkpoint, new_data=start.new_data, new_pace=start.new_pace)
+        if start.in_place:
+            start.prepare()
+            runtime.recorder.forget(start.checkpoint.version)
+            runtime.promised = dict(runtime.rewards)
+    except BaseException:
+        runtime.recorder.close()
+        runtime.release()
+        if not start.in_place:
+            shutil.rmtree(runtime.folder.path, ignore_errors=True)
+        raise
 
-    def tokenize(
-        examples: Examples, max_length: int | None, turns: str, placeholder: str
-    ) -> Examples:
-        writer = Writer(
-            tokenizer=policy.tokenizer,
-            eos_ids=eos_ids,
-            max_length=max_length or policy.context_length,
-            turns=turns,
-            placeholder=placeholder,
-        )
-        return tokenize_examples(examples, writer)
 
-    def export(path: Path, adapter: bool, scale: Mapping[str, Any] | None) -> None:
-        if adapter:
-            export_adapter(policy, path)
-        else:
-            export_model(policy, trainer.weights(), path, scale=scale)
+def _parent(start: Start) -> dict[str, Any]:
+    """What a fork remembers of where it comes from."""
+    manifest = start.checkpoint.manifest
+    return {
+        "run": manifest["run"],
+        "folder": str(start.parent.path),
+        "tag": start.checkpoint.tag,
+        "version": start.checkpoint.version,
+    }
 
-    return ExampleTools(
-        tokenize=tokenize,
-        token_ids=lambda text: token_ids_of(policy.tokenizer, text),
-        export=export,
-        head=model.head,
-    )
+
+def _prompts_spec(given: str | Prompts, source: PromptSource, seed: int) -> dict[str, Any]:
+    """What was drawn from; ``source`` is None where prompts were given as a value."""
+    named = given if isinstance(given, str) else None
+    return {
+        "name": source.name,
+        "fingerprint": source.fingerprint,
+        "source": named,
+        "seed": seed,
+    }
 
 
 def _trainer(policy: LoadedModel, settings: Settings) -> LocalTrainer:
@@ -151,17 +206,9 @@ def _trainer(policy: LoadedModel, settings: Settings) -> LocalTrainer:
         critic=critic,
         critic_optimizer=None if asked is None else asked.optimizer,
         reference=None if model.lora is not None else lambda: load_reference(model),
-        teacher=lambda path: load_reference(_named(model, path)),
         gradient_checkpointing=trainer.gradient_checkpointing,
         seed=derive(seed, "trainer"),
     )
-
-
-def _named(model: Model, path: str) -> Model:
-    """The model of another name, in the same dtype and with the same attention."""
-    if path == model.path:
-        return model
-    return replace(model, path=path, revision=None, gguf_file=None)
 
 
 def _open_source(prompts: str | Prompts, seed: int) -> PromptSource:
@@ -171,9 +218,3 @@ def _open_source(prompts: str | Prompts, seed: int) -> PromptSource:
     if prompts == "arithmetic":
         return arithmetic_source(seed=derive(seed, "prompts"))
     return prompts_source(load_prompts(prompts), seed=derive(seed, "prompts"), name=prompts)
-
-
-def _versions() -> dict[str, str]:
-    """The versions of what numbers depend on."""
-    found = {package: importlib.metadata.version(package) for package in VERSIONED}
-    return found | {"python": platform.python_version()}

@@ -52,7 +52,7 @@ class Progress:
     """The bars that are open. The outermost phase opens one sink, inner ones appear in it."""
 
     def __init__(self, make_sink: Callable[[], Sink]) -> None:
-        self._make_sink = make_sink
+        self.make_sink = make_sink
         self._sink: Sink | None = None
         self._open: list[_Open] = []
         self._last: list[_Open] = []
@@ -66,7 +66,7 @@ class Progress:
         outcome = "failed"
         try:
             if not self._open:
-                self._sink, self._shown, self._totals = self._make_sink(), 0.0, {}
+                self._sink, self._shown, self._totals = self.make_sink(), 0.0, {}
             self._open.append(opened)
             yield lambda units, tokens: self._advance(opened, units, tokens)
             outcome = "done"

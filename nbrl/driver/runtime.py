@@ -7,9 +7,8 @@ May import ``protocols``, ``types``, ``config``, ``errors``, ``backends.sources`
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -17,27 +16,12 @@ from torch import Tensor
 from nbrl.backends.sources import PromptSource
 from nbrl.driver.progress import Progress
 from nbrl.driver.store import RunFolder
+from nbrl.driver.store.recording import Recorder
 from nbrl.errors import SessionError
 from nbrl.protocols import RolloutEngine, Trainer
-from nbrl.types import Examples, Prompts
+from nbrl.types import Prompts, Scored
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExampleTools:
-    """What verbs on training data need of the model and its tokenizer, beside the trainer.
-
-    ``tokenize`` takes examples, the longest row (None: the model's context), which turns are
-    learned and the placeholder of steps. ``token_ids`` are those of a text. ``export`` writes the
-    model, or its adapter alone, with the scale of a reward model's scores. ``head`` is
-    ``Model.head``.
-    """
-
-    tokenize: Callable[[Examples, int | None, str, str], Examples]
-    token_ids: Callable[[str], list[int]]
-    export: Callable[[Path, bool, Mapping[str, Any] | None], None]
-    head: str
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,6 +38,8 @@ class Runtime:
     spec: dict[str, Any]
     engine: RolloutEngine
     trainer: Trainer
+    prompts: str | Prompts
+    """What the source was made of."""
     source: PromptSource
     encode: Callable[[Prompts], list[tuple[int, ...]]]
     decode: Callable[[list[list[int]]], list[str]]
@@ -63,12 +49,9 @@ class Runtime:
     """What the engine must be given after a step; nothing where it shares the trainer's weights."""
     progress: Progress
     folder: RunFolder
+    recorder: Recorder
     release: Callable[[], None] = lambda: None
     """Ends what garbage collection does not: processes, and libraries' global state."""
-    example_tools: ExampleTools | None = None
-    """None where the trainer takes no examples."""
-    score_scale: dict[str, Any] | None = None
-    """Mean and std of a reward model's scores, and the data that they are of."""
     version: int = 0
     cursor: int = 0
     trained: dict[str, int] = field(default_factory=dict)
@@ -77,6 +60,12 @@ class Runtime:
     """One record a training step, in order."""
     unwritten: list[dict[str, float | int]] = field(default_factory=list)
     """The last of them, where the disk refused them."""
+    rewards: dict[str, str] = field(default_factory=dict)
+    """Fingerprint of each reward that the last trained batch was scored with."""
+    promised: dict[str, str] = field(default_factory=dict)
+    """The rewards that a resumed run must go on with."""
+    last_scored: Scored | None = None
+    """What advantages were computed of last, before a filter on rewards."""
     turns: list["Turn"] = field(default_factory=list)
     """The verb that runs is the first one; others are about to be refused."""
     closed: bool = False
@@ -121,15 +110,9 @@ def close(runtime: Runtime) -> None:
             runtime.turns.append(turn)
             _refuse_a_second(runtime, turn)
             runtime.closed = True
+            runtime.recorder.close()
             runtime.release()
-            for part in (
-                "engine",
-                "trainer",
-                "weights_to_send",
-                "encode",
-                "decode",
-                "example_tools",
-            ):
+            for part in ("engine", "trainer", "weights_to_send", "encode", "decode"):
                 # an interrupted close may have let go of some
                 with contextlib.suppress(AttributeError):
                     delattr(runtime, part)

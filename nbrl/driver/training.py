@@ -27,11 +27,12 @@ from nbrl.config import (
 from nbrl.config.rules import among
 from nbrl.driver.foresight import loss_needs
 from nbrl.driver.freshness import check_batch, is_current, is_foreign
+from nbrl.driver.keeping import keep
 from nbrl.driver.lineage import batch_spec
-from nbrl.driver.metrics import batch_metrics, merge_terms, step_record, token_table
+from nbrl.driver.metrics import batch_metrics, merge_terms, token_table
 from nbrl.driver.plan import loss_columns, micro_batches, step_plan, trains_critic
 from nbrl.driver.runtime import Runtime, Stopwatch
-from nbrl.errors import StepError, StoreError
+from nbrl.errors import StepError
 from nbrl.protocols import ANNOTATIONS, LossTerms, MicroBatch
 from nbrl.stages import advantages as stage
 from nbrl.stages.batching import make_batches, scatter
@@ -124,6 +125,7 @@ def compute_advantages(
     if missing:
         rollouts = annotate(runtime, scored.rollouts, missing)
         scored = dataclasses.replace(scored, rollouts=rollouts)
+    runtime.last_scored = scored
     done = stage.compute_advantages(scored, estimator, kl=kl, shaping=shaping)
     return dataclasses.replace(done, spec={**done.spec, "seconds": {"advantages": watch.read()}})
 
@@ -251,7 +253,7 @@ def train_step(
             spec=spec,
             warnings=warnings,
         )
-        return _recorded(runtime, result)
+        return keep(runtime, result, batch)
 
 
 def _loss_problems(runtime: Runtime, batch: Any, loss: PolicyLoss) -> list[str]:
@@ -308,25 +310,3 @@ def _warnings(runtime: Runtime, batch: Advantaged) -> list[str]:
             f"{dropped} samples were dropped before the step: {dict(batch.spec['dropped'])}"
         )
     return said
-
-
-def _recorded(runtime: Runtime, result: StepResult) -> StepResult:
-    """The result, with its line in the run folder; a disk that refuses is a warning, no loss.
-
-    What it refused before is tried again first, so that the lines keep their order.
-    """
-    record = step_record(result)
-    runtime.records.append(record)
-    runtime.unwritten.append(record)
-    try:
-        while runtime.unwritten:
-            runtime.folder.append_metrics(runtime.unwritten[0])
-            del runtime.unwritten[0]
-    except StoreError as error:
-        versions = [held["version"] for held in runtime.unwritten]
-        said = (
-            f"{error}. The step was taken; session.history holds the records of versions "
-            f"{versions}, and the next step writes them too if the disk lets it"
-        )
-        return dataclasses.replace(result, warnings=[*result.warnings, said])
-    return result

@@ -5,9 +5,11 @@ May import everything of the house.
 
 import os
 
-from nbrl.config import Engine, Model, Trainer
+from nbrl.config import Engine, Model, Store, Trainer
 from nbrl.driver.opening import Settings, open_session
 from nbrl.driver.progress import Quiet
+from nbrl.driver.resuming import Overrides
+from nbrl.driver.resuming import resume as resume_session
 from nbrl.driver.session import Session
 from nbrl.errors import ConfigError, unknown_name
 from nbrl.notebook.progress import make_sink
@@ -21,27 +23,34 @@ SINKS = {"auto": make_sink, "quiet": Quiet}
 def connect(  # noqa: PLR0913 -- the one wide door; everything behind it is narrow
     where: str = "local",
     *,
-    model: str | Model = "tiny",
+    model: str | Model | None = None,
     engine: Engine | None = None,
     trainer: Trainer | None = None,
-    prompts: str | Prompts = "arithmetic",
-    seed: int = 0,
+    prompts: str | Prompts | None = None,
+    seed: int | None = None,
     run_dir: str | os.PathLike | None = None,
     name: str | None = None,
+    store: Store | None = None,
+    resume: str | os.PathLike | None = None,
     progress: str = "auto",
 ) -> Session:
     """A session with a policy to train: in this process, with no cluster and no download.
 
     Args:
         where: ``"local"`` is this process.
-        model: ``"tiny"``, another bundled name, a folder, a hub name, or a ``Model``.
+        model: ``"tiny"`` (the default), another bundled name, a folder, a hub name, or a
+            ``Model``.
         engine: What generates; transformers on the trainer's own weights by default.
         trainer: What learns, with its optimizer; plain torch by default.
-        prompts: ``"arithmetic"``, ``"reasoning-gym:<task>"``, a file, a folder, a hub name, or
-            ``Prompts`` that were loaded before.
-        seed: The root of the seed tree; equal seeds give equal runs.
+        prompts: ``"arithmetic"`` (the default), ``"reasoning-gym:<task>"``, a file, a folder, a hub
+            name, or ``Prompts`` that were loaded before.
+        seed: The root of the seed tree, 0 by default; equal seeds give equal runs.
         run_dir: A new folder for the run's records; ``runs/<time>-<name>`` by default.
         name: What to call the session; the model's name by default.
+        store: What is kept in the run folder, and how much; the samples of every step by default.
+        resume: ``"run"``, ``"run@tag"`` or ``"run@version"``: go on from a checkpoint of that run
+            folder, in it. The settings are the run's own; where others are given, or another
+            ``run_dir``, the session is a fork with a folder of its own.
         progress: ``"auto"`` shows it, ``"quiet"`` does not.
 
     Raises:
@@ -51,18 +60,32 @@ def connect(  # noqa: PLR0913 -- the one wide door; everything behind it is narr
         raise unknown_name("place", where, PLACES)
     if progress not in SINKS:
         raise unknown_name("progress", progress, SINKS)
-    if not isinstance(model, str | Model):
+    if model is not None and not isinstance(model, str | Model):
         raise ConfigError(
             f"connect: model must be a name or nbrl.Model; got {type(model).__name__}."
         )
     register()
+    chosen = Model(model) if isinstance(model, str) else model
+    if resume is not None:
+        overrides = Overrides(
+            model=chosen,
+            engine=engine,
+            trainer=trainer,
+            prompts=prompts,
+            seed=seed,
+            run_dir=run_dir,
+            name=name,
+            store=store,
+        )
+        return resume_session(resume, overrides, SINKS[progress])
     settings = Settings(
-        model=Model(model) if isinstance(model, str) else model,
+        model=Model() if chosen is None else chosen,
         engine=Engine() if engine is None else engine,
         trainer=Trainer() if trainer is None else trainer,
-        prompts=prompts,
-        seed=seed,
+        prompts="arithmetic" if prompts is None else prompts,
+        seed=0 if seed is None else seed,
         run_dir=run_dir,
         name=name,
+        store=Store() if store is None else store,
     )
     return open_session(settings, SINKS[progress])

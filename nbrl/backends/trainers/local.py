@@ -208,8 +208,13 @@ class LocalTrainer:
         learners = [learner.state() for learner in self._learners]
         return {"learners": learners, "updates": self._updates, "version": self._version}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any], *, own_schedule: bool = False) -> None:
         """Become, bit by bit, what :meth:`state` described.
+
+        Args:
+            state: What :meth:`state` gave.
+            own_schedule: Take the learning rate from this trainer's settings, at the step that the
+                state had come to.
 
         Raises:
             StepError: The state is that of another trainer; nothing is changed.
@@ -217,6 +222,8 @@ class LocalTrainer:
         _check_same_parameters(state["learners"], self._learners)
         for learner, saved in zip(self._learners, state["learners"], strict=True):
             learner.load_state(saved)
+            if own_schedule:
+                learner.follow_own_schedule()
         self._updates, self._version = state["updates"], state["version"]
 
     def digest(self) -> str:

@@ -27,6 +27,7 @@ class Learner:
         }
         self._narrow = [n for n, p in self.parameters.items() if p.dtype != torch.float32]
         self._max_norm, self._total_steps = settings.max_grad_norm, settings.total_steps
+        self._peak = settings.lr
         self._optimizer = torch.optim.AdamW(
             list(self.masters.values()),
             lr=settings.lr,
@@ -127,6 +128,12 @@ class Learner:
         self._schedule.load_state_dict(dict(state["schedule"]))
         self.drop_gradients()
 
+    def follow_own_schedule(self) -> None:
+        """Take the learning rate from the settings, at the step that was come to."""
+        [factor] = self._schedule.lr_lambdas
+        self._schedule.base_lrs = [self._peak]
+        self._optimizer.param_groups[0]["lr"] = self._peak * factor(self._schedule.last_epoch)
+
     def feed(self, digest: "hashlib._Hash") -> None:
         """Add all of :meth:`state` to a digest, without copying it."""
         self.allocate()
@@ -139,17 +146,19 @@ class Learner:
 
 def schedule(
     optimizer: torch.optim.Optimizer, settings: Optimizer
-) -> torch.optim.lr_scheduler.LRScheduler:
+) -> torch.optim.lr_scheduler.LambdaLR:
     """The schedule by transformers' name; one step of it is one optimizer step.
 
     Warm-up is linear from 0: of ``warmup_steps=4`` the first five updates have 0, 1/4, 1/2, 3/4
     and all of the peak. ``min_lr_ratio`` is the last learning rate over the peak.
     """
     ratio = settings.min_lr_ratio
-    return get_scheduler(
+    made = get_scheduler(
         settings.schedule,
         optimizer,
         num_warmup_steps=settings.warmup_steps,
         num_training_steps=settings.total_steps,
         scheduler_specific_kwargs={} if ratio is None else {"min_lr_rate": ratio},
     )
+    assert isinstance(made, torch.optim.lr_scheduler.LambdaLR)
+    return made
