@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Critic,
         Distillation,
         Engine,
+        HeldOut,
         Lora,
         Model,
         Optimizer,
@@ -76,6 +77,7 @@ __all__ = [
     "Estimator",
     "Evaluation",
     "Examples",
+    "HeldOut",
     "History",
     "Lora",
     "LossComparison",
@@ -134,6 +136,7 @@ _NAMES = {
         "DPO",
         "Distillation",
         "Engine",
+        "HeldOut",
         "KL",
         "KTO",
         "Lora",
@@ -203,3 +206,8 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names."""
     return sorted(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What ``%load_ext nbrl`` does: teach the shell the values' pictures and the cell magics."""
+    importlib.import_module("nbrl.notebook.magics").load(shell)

@@ -19,6 +19,7 @@ from nbrl.config import (
     Critic,
     Distillation,
     Engine,
+    HeldOut,
     Lora,
     Model,
     Optimizer,
@@ -40,7 +41,7 @@ from nbrl.errors import ConfigError
 DEFAULTS = [
     KL(), Critic(), Engine(), Lora(), Model(), Optimizer(), PolicyLoss(), Recipe(rewards=len),
     Sampling(), Shaping(), Trainer(), SFT(), RewardLoss(), DPO(), KTO(), Distillation("tiny"),
-    ProcessReward(), Overlap(), Store(),
+    ProcessReward(), Overlap(), HeldOut(None), Store(),
 ]  # fmt: skip
 
 
@@ -97,6 +98,8 @@ WRONG = [
     (Distillation(""), "Distillation.teacher must be a non-empty text"),
     (Distillation("tiny", coef=0.0), "Distillation.coef must be a number in (0, 1]"),
     (ProcessReward(reward_tokens=("+", "+")), "ProcessReward.reward_tokens must be two texts"),
+    (HeldOut(None, every=0), "HeldOut.every must be a whole number >= 1"),
+    (HeldOut(None, keep="all"), "HeldOut.keep 'all' is unknown; known: last, best"),
     (Model(head="value"), "Model.head 'value' is unknown; known: lm, reward"),
     (Sampling(temperature=-0.1), "Sampling.temperature must be a number in [0, inf); got -0.1"),
     (Sampling(temperature=math.nan), "Sampling.temperature"),
@@ -224,10 +227,12 @@ WRONG = {
     "object": object(), "set": {1}, "5": 5,
 }
 ANYTHING = {("Recipe", "rewards"), ("Recipe", "estimator"), ("Recipe", "combine")}
+ANYTHING |= {("HeldOut", "data")}
 said = {}
 for kind in checks.CHECKS:
     good = {
-        "Recipe": {"rewards": len}, "Distillation": {"teacher": "x"}, "Engine": {"kind": "vllm"}
+        "Recipe": {"rewards": len}, "Distillation": {"teacher": "x"}, "Engine": {"kind": "vllm"},
+        "HeldOut": {"data": 1},
     }.get(kind.__name__, {})
     for field in dataclasses.fields(kind):
         if field.name == "_" or (kind.__name__, field.name) in ANYTHING:

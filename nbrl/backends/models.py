@@ -14,7 +14,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -84,33 +86,40 @@ class _Source:
     gguf_file: str | None
 
 
-def load_policy(model: Model, *, seed: int = 0) -> LoadedModel:
+def load_policy(model: Model, *, head_seed: int = 0, seed: int = 0) -> LoadedModel:
     """The policy that ``model`` names, with its tokenizer, and a LoRA adapter where asked for.
 
-    Args:
-        model: Where it comes from.
-        seed: Of the adapter's initial weights.
+    With ``head="reward"`` the module is a :class:`ValueModel`: the head of the checkpoint where it
+    is a sequence classifier with one label, else a fresh one drawn with ``head_seed``. An adapter's
+    first weights are drawn with ``seed``.
 
     Raises:
         ConfigError: Nothing can be found under that name (the message says what was tried), weights
             are missing from the checkpoint, or this machine cannot compute in the dtype asked for.
     """
     source = _resolve(model)
-    module = _load_causal(model, source)
+    if model.head == "reward":
+        scorer = _load_scorer(model, source, head_seed)
+        owner: Any = scorer.backbone
+        if model.lora is not None:
+            scorer.backbone = _with_lora(owner, model.lora, "FEATURE_EXTRACTION", seed)
+        module: nn.Module = scorer
+    else:
+        owner = _load_causal(model, source)
+        lora = model.lora
+        module = owner if lora is None else _with_lora(owner, lora, "CAUSAL_LM", seed)
     with _explained(model, source):
         tokenizer = AutoTokenizer.from_pretrained(source.place, **_options(model, source))
-    eos_ids = _eos_ids(module, tokenizer)
+    eos_ids = _eos_ids(owner, tokenizer)
     pad_id = tokenizer.pad_token_id
-    loaded = LoadedModel(
-        module=module if model.lora is None else _with_lora(module, model.lora, seed),
+    return LoadedModel(
+        module=module.eval(),
         tokenizer=tokenizer,
         eos_ids=eos_ids,
         pad_id=pad_id if pad_id is not None else (eos_ids[0] if eos_ids else 0),
-        context_length=_context_length(model, module),
+        context_length=_context_length(model, owner),
         name=model.path,
     )
-    loaded.module.eval()
-    return loaded
 
 
 def checkpoint_place(model: Model, loaded: LoadedModel, scratch: Path) -> str:
@@ -152,6 +161,8 @@ def load_reference(model: Model) -> nn.Module:
 def load_critic(model: Model, path: str | None = None, *, seed: int = 0) -> ValueModel:
     """A value model on the backbone of ``model``, or of another checkpoint of the same tokenizer.
 
+    A sequence classifier with one label, i.e. a reward model, brings its head.
+
     Args:
         model: The policy; dtype and attention are taken from it.
         path: A bundled name, folder or hub name; ``None`` starts from the policy's weights.
@@ -160,9 +171,7 @@ def load_critic(model: Model, path: str | None = None, *, seed: int = 0) -> Valu
     chosen = replace(model, lora=None)
     if path is not None and path != model.path:
         chosen = replace(chosen, path=path, revision=None, gguf_file=None)
-    causal = _load_causal(chosen, _resolve(chosen))
-    hidden_size = causal.config.get_text_config().hidden_size
-    return ValueModel(causal.base_model, hidden_size, seed=seed).eval()
+    return _load_scorer(chosen, _resolve(chosen), seed).eval()
 
 
 def _tiny() -> _Source:
@@ -204,10 +213,53 @@ def _options(model: Model, source: _Source) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value is not None}
 
 
+def _load_scorer(model: Model, source: _Source, seed: int) -> ValueModel:
+    """A backbone with a scalar head: the checkpoint's where it has one, else a fresh one."""
+    with _explained(model, source):
+        config = AutoConfig.from_pretrained(source.place, **_options(model, source))
+    kinds = config.architectures or []
+    if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        causal = _load_causal(model, source)
+        hidden_size = causal.config.get_text_config().hidden_size
+        return ValueModel(causal.base_model, hidden_size, seed=seed)
+    if config.num_labels != 1:
+        raise ConfigError(
+            f"Model({model.path!r}): the classifier at {source.place} has {config.num_labels} "
+            "labels; a reward model has one. Pass another checkpoint."
+        )
+    classifier = _from_pretrained(AutoModelForSequenceClassification, model, source)
+    head = head_of(classifier)
+    if head.bias is not None:
+        raise ConfigError(
+            f"Model({model.path!r}): the head of the classifier at {source.place} has a bias, "
+            "which no reward model of a decoder has. Pass another checkpoint."
+        )
+    hidden_size = classifier.config.get_text_config().hidden_size
+    scorer = ValueModel(classifier.base_model, hidden_size)
+    scorer.head.weight = nn.Parameter(head.weight.detach().clone())
+    return scorer
+
+
+def head_of(classifier: PreTrainedModel) -> nn.Linear:
+    """The linear layer of a sequence classifier that is not its backbone's."""
+    heads = [m for m in classifier.children() if isinstance(m, nn.Linear)]
+    if len(heads) != 1:
+        names = [name for name, _ in classifier.named_children()]
+        raise ConfigError(
+            f"{type(classifier).__name__} has {len(heads)} linear heads beside its backbone "
+            f"({names}); a reward model has one."
+        )
+    return heads[0]
+
+
 def _load_causal(model: Model, source: _Source) -> PreTrainedModel:
+    return _from_pretrained(AutoModelForCausalLM, model, source)
+
+
+def _from_pretrained(kind: Any, model: Model, source: _Source) -> PreTrainedModel:
     _check_dtype(model)
-    with _explained(model, source), _without_progress_bars():
-        module, info = cast(Any, AutoModelForCausalLM).from_pretrained(
+    with _explained(model, source), without_progress_bars():
+        module, info = kind.from_pretrained(
             source.place,
             dtype=TORCH_DTYPES[model.dtype],
             attn_implementation=model.attention,
@@ -218,8 +270,8 @@ def _load_causal(model: Model, source: _Source) -> PreTrainedModel:
     if lacking:
         raise ConfigError(
             f"Model({model.path!r}): the checkpoint at {source.place} lacks {len(lacking)} weights "
-            f"of {type(module).__name__}, e.g. {lacking[:3]}; they would be random. Pass a "
-            "checkpoint of a causal language model."
+            f"of {type(module).__name__}, e.g. {lacking[:3]}; they would be random. Pass a whole "
+            "checkpoint of a causal language model, or of a reward model where one is meant."
         )
     if source.gguf_file is not None:
         # The weights are plain floats after loading; with the marks left on, the model can neither
@@ -260,7 +312,8 @@ def _explained(model: Model, source: _Source) -> Iterator[None]:
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
+    """Transformers draws no bars of its own in the block."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -272,7 +325,8 @@ def _without_progress_bars() -> Iterator[None]:
 
 def _eos_ids(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The ids of both places, the generation config's first, each once."""
-    configured = module.generation_config.eos_token_id if module.generation_config else None
+    said = module.generation_config if module.can_generate() else module.config
+    configured = None if said is None else said.eos_token_id
     listed = configured if isinstance(configured, list) else [configured]
     return tuple(dict.fromkeys(i for i in [*listed, tokenizer.eos_token_id] if i is not None))
 
@@ -288,7 +342,7 @@ def _context_length(model: Model, module: PreTrainedModel) -> int:
         ) from error
 
 
-def _with_lora(module: PreTrainedModel, lora: Lora, seed: int) -> nn.Module:
+def _with_lora(module: PreTrainedModel, lora: Lora, task: str, seed: int) -> nn.Module:
     if importlib.util.find_spec("peft") is None:
         raise ConfigError(
             "Model(lora=...) needs the package peft, which is not installed; run: "
@@ -303,7 +357,7 @@ def _with_lora(module: PreTrainedModel, lora: Lora, seed: int) -> nn.Module:
         lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType] -- peft's annotation is int, floats work
         lora_dropout=lora.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
-        task_type="CAUSAL_LM",
+        task_type=task,
     )
     # The adapter's first weights are drawn from the global generator, which stays where it was.
     with torch.random.fork_rng(devices=[]):

@@ -4,6 +4,7 @@ May import ``functional`` and ``errors``.
 """
 
 from nbrl.config.checks import check_config, kl_problems
+from nbrl.config.fitting import HeldOut
 from nbrl.config.objectives import (
     DPO,
     KTO,
@@ -47,6 +48,7 @@ __all__ = [
     "Critic",
     "Distillation",
     "Engine",
+    "HeldOut",
     "Lora",
     "Loss",
     "Model",

@@ -1,8 +1,9 @@
-"""The rules of the objectives' settings. May import ``objectives``, ``rules``, ``functional``."""
+"""The rules of the objectives' settings. May import its neighbours and ``functional``."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from nbrl.config.fitting import HeldOut
 from nbrl.config.objectives import (
     DPO,
     DPO_KINDS,
@@ -13,7 +14,17 @@ from nbrl.config.objectives import (
     ProcessReward,
     RewardLoss,
 )
-from nbrl.config.rules import among, bounded, flag, is_among, is_number, is_whole, shown, text
+from nbrl.config.rules import (
+    among,
+    bounded,
+    flag,
+    is_among,
+    is_number,
+    is_whole,
+    shown,
+    text,
+    whole,
+)
 from nbrl.functional.reductions import AGGREGATIONS
 
 _WITHOUT_CONSTANT = tuple(name for name in AGGREGATIONS if not name.endswith("-norm"))
@@ -69,6 +80,12 @@ def _process_reward(c: ProcessReward) -> Iterator[str]:
         yield f"ProcessReward.token_ids must be two ids, (good, bad); got {shown(ids)}"
 
 
+def _held_out(c: HeldOut) -> Iterator[str]:
+    yield from among("HeldOut.keep", c.keep, ("last", "best"))
+    if c.every is not None:
+        yield from whole("HeldOut.every", c.every, 1)
+
+
 OBJECTIVE_CHECKS: Mapping[type, Callable[[Any], Iterator[str]]] = {
     SFT: _sft,
     RewardLoss: _reward_loss,
@@ -76,4 +93,5 @@ OBJECTIVE_CHECKS: Mapping[type, Callable[[Any], Iterator[str]]] = {
     KTO: _kto,
     Distillation: _distillation,
     ProcessReward: _process_reward,
+    HeldOut: _held_out,
 }

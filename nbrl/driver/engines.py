@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from nbrl.backends.engines.hf import HFEngine
+from nbrl.backends.engines.idle import IdleEngine
 from nbrl.backends.engines.vllm import Checkpoint, VllmEngine
 from nbrl.backends.models import LoadedModel, checkpoint_place
 from nbrl.backends.trainers.local import LocalTrainer
@@ -66,8 +67,15 @@ def _open_vllm(
     return OpenEngine(engine=engine, weights_to_send=trainer.weights, release=engine.close)
 
 
+def _open_idle(
+    policy: LoadedModel, model: Model, settings: Engine, trainer: LocalTrainer
+) -> OpenEngine:
+    return OpenEngine(engine=IdleEngine(), weights_to_send=tuple, release=lambda: None)
+
+
 ENGINES: Mapping[str, Callable[[LoadedModel, Model, Engine, LocalTrainer], OpenEngine]] = {
     "hf": _open_hf,
     "vllm": _open_vllm,
+    "idle": _open_idle,
 }
-"""How each kind is opened in this process."""
+"""How each kind is opened in this process; ``idle`` is that of a reward model."""

@@ -7,13 +7,15 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from nbrl.backends import chat
 from nbrl.backends.arithmetic import arithmetic_source
 from nbrl.backends.datasets import load_prompts
+from nbrl.backends.encoding import Writer, token_ids_of, tokenize_examples
+from nbrl.backends.exporting import export_adapter, export_model
 from nbrl.backends.models import LoadedModel, load_critic, load_policy, load_reference
 from nbrl.backends.sources import PromptSource, prompts_source
 from nbrl.backends.trainers.local import LocalTrainer
@@ -30,7 +32,7 @@ from nbrl.config import (
 from nbrl.driver.checkpointing import restore
 from nbrl.driver.engines import ENGINES, engine_problems
 from nbrl.driver.progress import Progress
-from nbrl.driver.runtime import Runtime
+from nbrl.driver.runtime import ExampleTools, Runtime
 from nbrl.driver.seeds import derive
 from nbrl.driver.session import Session
 from nbrl.driver.store import RunFolder, open_run_folder
@@ -38,7 +40,7 @@ from nbrl.driver.store.checkpoints import Checkpoint
 from nbrl.driver.store.environment import versions
 from nbrl.driver.store.recording import Recorder
 from nbrl.protocols import Sink
-from nbrl.types import Prompts
+from nbrl.types import Examples, Prompts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,13 +95,15 @@ def open_session(
     check_config("connect", extra=kind_problems(kinds))
     whole = whole_problems({"seed": (settings.seed, 0)})
     problems = [*whole, *engine_problems(settings.engine)]
+    if model.head == "reward" and trainer.critic is not None:
+        problems.append("a reward model (Model.head='reward') has no critic; drop one")
     parts = (model, settings.engine, trainer, settings.store)
     check_config("connect", *parts, extra=problems)
     seed = int(settings.seed)
     in_place = start is not None and start.in_place
     order = seed if settings.prompts_seed is None else settings.prompts_seed
     source = _open_source(settings.prompts, order)
-    policy = load_policy(model, seed=derive(seed, "adapter"))
+    policy = load_policy(model, head_seed=derive(seed, "head"), seed=derive(seed, "adapter"))
     name = settings.name or policy.name
     spec = {
         "name": name,
@@ -114,7 +118,8 @@ def open_session(
         "parent": None if start is None else _parent(start),
     }
     local = _trainer(policy, settings)
-    engine = ENGINES[settings.engine.kind](policy, model, settings.engine, local)
+    kind = settings.engine.kind if model.head == "lm" else "idle"
+    engine = ENGINES[kind](policy, model, settings.engine, local)
     recorder = _recorder(settings, Path(name).name, spec, start)
     runtime = Runtime(
         name=name,
@@ -134,6 +139,7 @@ def open_session(
         folder=recorder.folder,
         recorder=recorder,
         release=engine.release,
+        example_tools=_example_tools(policy, local, model),
     )
     if start is not None:
         _begin_at(runtime, start)
@@ -194,6 +200,38 @@ def _prompts_spec(given: str | Prompts, source: PromptSource, seed: int) -> dict
     }
 
 
+def _example_tools(policy: LoadedModel, trainer: LocalTrainer, model: Model) -> ExampleTools:
+    """What verbs on training data need of the model and its tokenizer."""
+    # a text gets the tokenizer's own end, where the model has several
+    own = policy.tokenizer.eos_token_id
+    eos_ids = tuple(sorted(policy.eos_ids, key=lambda token: token != own))
+
+    def tokenize(
+        examples: Examples, max_length: int | None, turns: str, placeholder: str
+    ) -> Examples:
+        writer = Writer(
+            tokenizer=policy.tokenizer,
+            eos_ids=eos_ids,
+            max_length=max_length or policy.context_length,
+            turns=turns,
+            placeholder=placeholder,
+        )
+        return tokenize_examples(examples, writer)
+
+    def export(path: Path, adapter: bool, scale: Mapping[str, Any] | None) -> None:
+        if adapter:
+            export_adapter(policy, path)
+        else:
+            export_model(policy, trainer.weights(), path, scale=scale)
+
+    return ExampleTools(
+        tokenize=tokenize,
+        token_ids=lambda text: token_ids_of(policy.tokenizer, text),
+        export=export,
+        head=model.head,
+    )
+
+
 def _trainer(policy: LoadedModel, settings: Settings) -> LocalTrainer:
     """The trainer of the policy, with a critic where one is asked for."""
     model, trainer, seed = settings.model, settings.trainer, settings.seed
@@ -206,9 +244,17 @@ def _trainer(policy: LoadedModel, settings: Settings) -> LocalTrainer:
         critic=critic,
         critic_optimizer=None if asked is None else asked.optimizer,
         reference=None if model.lora is not None else lambda: load_reference(model),
+        teacher=lambda path: load_reference(_named(model, path)),
         gradient_checkpointing=trainer.gradient_checkpointing,
         seed=derive(seed, "trainer"),
     )
+
+
+def _named(model: Model, path: str) -> Model:
+    """The model of another name, in the same dtype and with the same attention."""
+    if path == model.path:
+        return model
+    return replace(model, path=path, revision=None, gguf_file=None)
 
 
 def _open_source(prompts: str | Prompts, seed: int) -> PromptSource:

@@ -7,8 +7,9 @@ May import ``protocols``, ``types``, ``config``, ``errors``, ``backends.sources`
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -19,9 +20,25 @@ from nbrl.driver.store import RunFolder
 from nbrl.driver.store.recording import Recorder
 from nbrl.errors import SessionError
 from nbrl.protocols import RolloutEngine, Trainer
-from nbrl.types import Prompts, Scored
+from nbrl.types import Examples, Prompts, Scored
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExampleTools:
+    """What verbs on training data need of the model and its tokenizer, beside the trainer.
+
+    ``tokenize`` takes examples, the longest row (None: the model's context), which turns are
+    learned and the placeholder of steps. ``token_ids`` are those of a text. ``export`` writes the
+    model, or its adapter alone, with the scale of a reward model's scores. ``head`` is
+    ``Model.head``.
+    """
+
+    tokenize: Callable[[Examples, int | None, str, str], Examples]
+    token_ids: Callable[[str], list[int]]
+    export: Callable[[Path, bool, Mapping[str, Any] | None], None]
+    head: str
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,6 +69,10 @@ class Runtime:
     recorder: Recorder
     release: Callable[[], None] = lambda: None
     """Ends what garbage collection does not: processes, and libraries' global state."""
+    example_tools: ExampleTools | None = None
+    """None where the trainer takes no examples."""
+    score_scale: dict[str, Any] | None = None
+    """Mean and std of a reward model's scores, and the data that they are of."""
     version: int = 0
     cursor: int = 0
     trained: dict[str, int] = field(default_factory=dict)
@@ -112,7 +133,14 @@ def close(runtime: Runtime) -> None:
             runtime.closed = True
             runtime.recorder.close()
             runtime.release()
-            for part in ("engine", "trainer", "weights_to_send", "encode", "decode"):
+            for part in (
+                "engine",
+                "trainer",
+                "weights_to_send",
+                "encode",
+                "decode",
+                "example_tools",
+            ):
                 # an interrupted close may have let go of some
                 with contextlib.suppress(AttributeError):
                     delattr(runtime, part)

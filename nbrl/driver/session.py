@@ -7,17 +7,42 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
-from nbrl.config import KL, Engine, PolicyLoss, Recipe, Sampling, Shaping, Store, Trainer
-from nbrl.driver import checkpointing, comparing, evaluate, loops, rollout, scoring, training
+from nbrl.config import (
+    KL,
+    Engine,
+    HeldOut,
+    Loss,
+    Objective,
+    PolicyLoss,
+    Recipe,
+    Sampling,
+    Shaping,
+    Store,
+    Trainer,
+)
+from nbrl.driver import (
+    checkpointing,
+    comparing,
+    evaluate,
+    exporting,
+    fitting,
+    learning,
+    loops,
+    rollout,
+    scoring,
+    training,
+)
 from nbrl.driver.lineage import session_spec
 from nbrl.driver.runtime import Runtime, close, verb
+from nbrl.errors import ConfigError
 from nbrl.types import (
     Advantaged,
     Evaluation,
+    Examples,
     History,
     LossComparison,
     Probe,
@@ -140,10 +165,83 @@ class Session:
             lambda: comparing.compare_losses(self._runtime, batch, losses),
         )
 
+    def tokenize(
+        self,
+        examples: Examples,
+        max_length: int | None = None,
+        *,
+        turns: str = "all",
+        placeholder: str = "\n",
+    ) -> Examples:
+        """The examples with token columns: which tokens are there, and which of them are learned.
+
+        Args:
+            examples: What to learn from. Rows that do not fit are left out, counted and named.
+            max_length: The longest row in tokens; the model's context by default.
+            turns: Learn ``"all"`` answers of a conversation, or the ``"last"`` one.
+            placeholder: What follows each step of a solution; one token.
+        """
+        return verb(
+            self._runtime,
+            "tokenize",
+            lambda: learning.tokenize(self._runtime, examples, max_length, turns, placeholder),
+        )
+
+    def fit(
+        self,
+        data: Examples,
+        objective: Objective,
+        epochs: int = 1,
+        *,
+        batch_size: int = 32,
+        held_out: HeldOut | Examples | None = None,
+    ) -> History:
+        """Steps over all examples, epoch after epoch. After Ctrl-C: those taken.
+
+        Args:
+            data: What to learn from; tokenized by default settings where it is not yet.
+            objective: ``nbrl.SFT()``, ``DPO()``, ``KTO()``, ``RewardLoss()``, ...
+            epochs: Passes over the data, each in its own order.
+            batch_size: Examples a step; the last batch of an epoch is as short as it is.
+            held_out: Examples to measure the objective on, or ``nbrl.HeldOut`` with when to look
+                and which weights to keep.
+        """
+        return verb(
+            self._runtime,
+            "fit",
+            lambda: fitting.fit(
+                self._runtime,
+                data,
+                objective,
+                epochs=epochs,
+                batch_size=batch_size,
+                held_out=held_out,
+            ),
+        )
+
+    def export(
+        self, path: str | os.PathLike, *, adapter: bool = False, scale_on: Examples | None = None
+    ) -> Path:
+        """The folder with the trained model, as transformers and vLLM load it.
+
+        A reward model becomes a sequence classifier with one label; its config holds the mean and
+        std of its scores, and of what.
+
+        Args:
+            path: A folder that does not exist, or is empty.
+            adapter: Write the LoRA adapter alone instead of merging it, in float32.
+            scale_on: Pairs to take a reward model's scale from; the training data by default.
+        """
+        return verb(
+            self._runtime,
+            "export",
+            lambda: exporting.export(self._runtime, path, adapter=adapter, scale_on=scale_on),
+        )
+
     def train_step(
         self,
-        batch: Advantaged,
-        loss: PolicyLoss | None = None,
+        batch: Advantaged | Examples,
+        loss: Loss | None = None,
         *,
         minibatches: int = 1,
         epochs: int = 1,
@@ -153,23 +251,49 @@ class Session:
         """One update of the policy by the batch.
 
         Args:
-            batch: What to train on.
-            loss: The policy loss; PPO's by default.
+            batch: What to train on: advantages of samples, or examples.
+            loss: The policy loss, PPO's by default; of examples the objective, which must be named.
             minibatches: Optimizer steps an epoch; every sample is in one of them.
             epochs: Passes over the batch.
             expect_version: The version that sampled a stale batch, to accept it as such.
             again: Train a second time on a batch that was trained on already.
         """
+        if isinstance(batch, Examples):
+            return self._learn(batch, loss, minibatches, epochs, (expect_version, again))
         return verb(
             self._runtime,
             "train_step",
             lambda: training.train_step(
                 self._runtime,
                 batch,
-                loss=PolicyLoss() if loss is None else loss,
+                loss=PolicyLoss() if loss is None else cast(PolicyLoss, loss),
                 minibatches=minibatches,
                 epochs=epochs,
                 expect_version=expect_version,
+                again=again,
+            ),
+        )
+
+    def _learn(
+        self,
+        examples: Examples,
+        objective: Any,
+        minibatches: int,
+        epochs: int,
+        flags: tuple[int | None, bool],
+    ) -> StepResult:
+        expected, again = flags
+        if expected is not None:
+            raise ConfigError("expect_version has no effect on examples, which nobody sampled.")
+        return verb(
+            self._runtime,
+            "train_step",
+            lambda: learning.train_step(
+                self._runtime,
+                examples,
+                objective,
+                minibatches=minibatches,
+                epochs=epochs,
                 again=again,
             ),
         )
@@ -235,27 +359,14 @@ class Session:
     ) -> "Session":
         """Another session that begins at a checkpoint of this one, with its own run folder.
 
-        Args:
-            tag: Where to begin: a tag or a version; by default here, which is saved first.
-            seed: Another root of the seed tree, so that other answers are drawn.
-            trainer: Other settings of what learns; the learning rate follows them from here on.
-            engine: Other settings of what generates.
-            prompts: Other data, from its beginning.
-            name: What to call it.
-            run_dir: Its folder; a new one beside this session's by default.
-            store: What it leaves in its folder.
+        It begins at a tag or a version, or here, which is saved first. Other prompts start at
+        their beginning; the learning rate follows another trainer's settings; another seed draws
+        other answers to the same prompts.
         """
         from nbrl.driver.resuming import Overrides, fork
 
-        overrides = Overrides(
-            seed=seed,
-            trainer=trainer,
-            engine=engine,
-            prompts=prompts,
-            name=name,
-            run_dir=run_dir,
-            store=store,
-        )
+        parts = {"seed": seed, "trainer": trainer, "engine": engine, "prompts": prompts}
+        overrides = Overrides(**parts, name=name, run_dir=run_dir, store=store)
         return verb(self._runtime, "fork", lambda: fork(self._runtime, tag, overrides))
 
     def __enter__(self) -> "Session":
@@ -280,4 +391,7 @@ def _resident(runtime: Runtime) -> pd.DataFrame:
     """One row a part, one column a property; empty where it does not apply."""
     parts = {"engine": runtime.engine, "trainer": runtime.trainer}
     rows = {name: part.describe() for name, part in parts.items()}
-    return pd.DataFrame.from_dict(rows, orient="index", dtype=object).fillna("")
+    known = dict.fromkeys(name for row in rows.values() for name in row)
+    # Column by column: a frame made of rows turns a count into a float where another has none.
+    columns = {name: [row.get(name, "") for row in rows.values()] for name in known}
+    return pd.DataFrame(columns, index=list(rows), dtype=object)

@@ -23,6 +23,19 @@ def doctor() -> None:
     raise typer.Exit(0 if all(f.fine or f.optional for f in findings) else 1)
 
 
+def new(
+    kind: Annotated[
+        str, typer.Argument(help="reward, math-reward, multiturn, vlm-multiturn or notebook.")
+    ],
+    output: Annotated[Path, typer.Option(help="The file to write.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+) -> None:
+    """Write a file to start from, which runs as it stands."""
+    from nbrl.notebook.scaffold import create
+
+    typer.echo(f"{kind} -> {create(kind, output, force=force)}")
+
+
 def serve_reward(
     source: Annotated[
         str, typer.Argument(help="A reward file (file.py:name) or the folder of a reward model.")
@@ -52,6 +65,7 @@ def serve_reward(
 
 COMMANDS: Mapping[str, Callable[..., None]] = {
     "doctor": doctor,
+    "new": new,
     "serve-reward": serve_reward,
 }
 """The sub-commands by name; one that did not do its work raises ``typer.Exit(1)``."""

@@ -1,7 +1,7 @@
 """Matplotlib pictures of values and runs; may import ``types``, ``errors`` and matplotlib.
 
 Every function draws on the Axes it is given, or on those of a new figure, and returns them. None
-shows a figure or touches global settings. A legend says how many steps, runs, samples or tokens
+shows a figure or touches global settings. A legend says how many runs, prompts, samples or tokens
 stand behind what is drawn; bands and bars are 95 % intervals of a mean (Student's t).
 """
 
@@ -124,8 +124,28 @@ def plot_reward_distribution(scored: Scored, *, ax: Axes | None = None) -> Axes:
         f"samples (n={np.count_nonzero(good)}{out})": rewards[good],
         f"group means (n={len(means)})": means,
     }
-    _shares(ax, series)
+    _shares(ax, series, reward_edges(rewards[good], frame.groupby("group").size().to_numpy()))
     return _dress(ax, "reward", "share", headroom=0.25)
+
+
+def reward_edges(rewards: np.ndarray, sizes: np.ndarray) -> list[float]:
+    """Edges of bins that have the rewards, and the means of groups of these sizes, in the middle.
+
+    Rewards that stand on a grid (0 and 1, say) have a bin for each value that a reward or a mean of
+    a group can have, if those are few; others have bins of one width from the least to the most.
+    """
+    if not len(rewards) or rewards.min() == rewards.max():
+        at = float(rewards[0]) if len(rewards) else 0.0
+        return [at - 0.5, at + 0.5]
+    low, high = float(rewards.min()), float(rewards.max())
+    distinct = np.unique(rewards)
+    gap = np.diff(distinct).min()
+    steps = (distinct - low) / gap
+    on_grid = np.allclose(steps, steps.round(), atol=1e-6) and len(np.unique(sizes)) == 1
+    cells = round(float(steps[-1])) * int(sizes[0])
+    bins = cells + 1 if on_grid and cells < MOST_BINS else 13
+    half = (high - low) / (bins - 1) / 2
+    return np.linspace(low - half, high + half, bins + 1).tolist()
 
 
 def plot_lengths(rollouts: Rollouts, *, ax: Axes | None = None) -> Axes:
@@ -225,7 +245,7 @@ def plot_evaluations(
         means = np.array([e.reward[0] for e in listed])
         if len(listed) == 1:
             mean, low, high = listed[0].reward
-            said = f"{name}: {mean:.3f} (n={len(listed[0].scored)} samples)"
+            said = f"{name}: {mean:.3f} (n={len(listed[0].scored.rollouts.prompts)} prompts)"
         else:
             mean, half = mean_interval(means)
             low, high, said = mean - half, mean + half, f"{name}: {mean:.3f} (n={len(means)} runs)"

@@ -564,6 +564,11 @@ def test_describe_lists_what_is_resident(session):
     table = session.describe()
     assert table.loc["trainer", "parameters"] > 100_000
     assert "hf" in str(table.loc["engine", "kind"])
+    for name in ("bytes", "context_length", "max_batch", "parameters"):
+        counts = [x for x in table[name] if x != ""]
+        assert counts
+        assert all(type(count) is int for count in counts), name
+    assert table.loc["trainer", "context_length"] == ""
 
 
 def test_an_adapter_trains_beside_frozen_weights(open_tiny):

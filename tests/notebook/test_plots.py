@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from nbrl.errors import DataError, UnknownNameError
 from nbrl.notebook import plots
 from nbrl.types import Evaluation, History
+from tests.values import make_prompts, make_rollouts, make_scored
 
 mpl.use("Agg")
 
@@ -165,6 +166,33 @@ def test_reward_distribution_counts_what_is_left_out(scored):
     assert sum(bar.get_height() for bar in groups) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "sizes", "middles"),
+    [
+        ([0, 1, 1, 0], [2, 2], [0.0, 0.5, 1.0]),
+        ([-1, 0, 2, 0], [4], [-1 + i / 4 for i in range(13)]),
+        ([0, 1, 1], [2, 1], [i / 12 for i in range(13)]),
+        ([0.0, 0.31, 1.0], [3], [i / 12 for i in range(13)]),
+        ([0, 1] * 50, [100], [i / 12 for i in range(13)]),
+        ([0.3, 0.3], [2], [0.3]),
+        ([], [], [0.0]),
+    ],
+)
+def test_each_value_that_a_reward_can_have_stands_in_the_middle_of_a_bin(rewards, sizes, middles):
+    edges = np.array(plots.reward_edges(np.array(rewards, float), np.array(sizes)))
+    assert ((edges[1:] + edges[:-1]) / 2).tolist() == pytest.approx(middles)
+
+
+def test_rewards_of_zero_and_one_stand_over_zero_and_one():
+    scored = make_scored(make_rollouts(make_prompts(2), [2, 1, 3, 2]), [1.0, 0.0, 1.0, 1.0])
+    samples, means = plots.plot_reward_distribution(scored, ax=axes()).containers
+    assert [bar.get_height() for bar in samples] == pytest.approx([0.25, 0.0, 0.75])
+    assert [bar.get_height() for bar in means] == pytest.approx([0.0, 0.5, 0.5])
+    ends = zip(samples, means, strict=True)
+    middles = [(left.get_x() + right.get_x() + right.get_width()) / 2 for left, right in ends]
+    assert middles == pytest.approx([0.0, 0.5, 1.0])
+
+
 def test_lengths_count_policy_tokens_only(rollouts):
     ax = plots.plot_lengths(rollouts, ax=axes())
     assert legend(ax) == ["ended (n=3)", "cut at the limit (n=1)"]
@@ -205,6 +233,6 @@ def test_values_are_binned_against_returns(advantaged):
 def test_evaluations_show_interval_over_runs(scored):
     runs = [evaluation(m, scored) for m in (0.7, 0.8, 0.9)]
     ax = plots.plot_evaluations({"before": evaluation(0.4, scored), "after": runs}, ax=axes())
-    assert legend(ax) == ["before: 0.400 (n=4 samples)", "after: 0.800 (n=3 runs)"]
+    assert legend(ax) == ["before: 0.400 (n=2 prompts)", "after: 0.800 (n=3 runs)"]
     low, high = ax.containers[1].lines[2][0].get_segments()[0][:, 1]
     assert (high - low) / 2 == pytest.approx(4.303 * 0.1 / 3**0.5)
