@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         load_pairs,
         load_steps,
     )
-    from nbrl.backends.rewards import Reward
+    from nbrl.backends.rewards import Reward, RewardModel, RewardServer
     from nbrl.config import (
         DPO,
         KL,
@@ -93,6 +93,8 @@ __all__ = [
     "Recipe",
     "Reward",
     "RewardLoss",
+    "RewardModel",
+    "RewardServer",
     "Rollouts",
     "Sampling",
     "Scored",
@@ -130,7 +132,7 @@ _NAMES = {
         "load_pairs",
         "load_steps",
     ),
-    "nbrl.backends.rewards": ("Reward",),
+    "nbrl.backends.rewards": ("Reward", "RewardModel", "RewardServer"),
     "nbrl.config": (
         "Critic",
         "DPO",

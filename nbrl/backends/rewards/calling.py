@@ -238,10 +238,26 @@ def _batch(
     return outcomes
 
 
+def _of_rows(
+    reward: RewardFn, rows: Sequence[Row], on_error: str, advance: Advance
+) -> list[Outcome]:
+    """Servers and models: they say each row's outcome themselves."""
+    outcomes = list(reward.function(rows, advance))
+    if on_error == "raise":
+        for row, outcome in zip(rows, outcomes, strict=True):
+            if outcome.value is None:
+                raise RewardError(
+                    f"reward {reward.name!r} on sample {row['sample_id']!r}: {outcome.error}. "
+                    "on_error='exclude' leaves such samples out."
+                )
+    return outcomes
+
+
 _FORMS: Mapping[str, Callable[[RewardFn, Sequence[Row], str, Advance], list[Outcome]]] = {
     "sample": _each,
     "trl": _trl,
     "openrlhf": _openrlhf,
+    "rows": _of_rows,
 }
 
 

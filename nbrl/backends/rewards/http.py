@@ -1,6 +1,6 @@
 """The client of reward servers: OpenRLHF's request and reply, over several addresses.
 
-May import ``errors``, its neighbour ``calling`` and, inside functions, httpx and tenacity.
+May import its neighbours ``calling`` and ``places`` and, inside functions, httpx and tenacity.
 """
 
 import asyncio
@@ -8,87 +8,17 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from nbrl.backends.rewards.calling import Advance, Outcome, Row, _in_own_loop
-from nbrl.errors import ConfigError, all_problems
+from nbrl.backends.rewards.places import TOKEN_VARIABLE, RewardServer
 
 if TYPE_CHECKING:
     import httpx
 
-TOKEN_VARIABLE = "NBRL_REWARD_TOKEN"
-ROUTE = "/get_reward"
 MOST_REPLY = 64 << 20
 FIRST_WAIT, MOST_WAIT = 0.2, 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class RewardServer:
-    """Where rewards are asked for over HTTP, as one of the rewards of ``session.score``.
-
-    Rows go out in requests of ``batch``, ``concurrency`` of them under way, each to the address
-    with the fewest. A request that gets no connection, no whole reply within ``timeout`` seconds,
-    or a 5xx is sent again, each time later and elsewhere where there is another address; at most
-    ``tries`` times. Any other answer than 200 is final. A missing label is sent as ``""``. The
-    bearer token comes from the environment variable ``NBRL_REWARD_TOKEN``, so that no cell holds
-    it.
-
-    Example: ``nbrl.RewardServer(("http://a:5000", "http://b:5000"))``; a single address may be
-    given to ``score`` as a string. Without a path it means ``/get_reward``.
-    """
-
-    urls: str | tuple[str, ...]
-    _: KW_ONLY
-    timeout: float = 180.0
-    tries: int = 5
-    batch: int = 64
-    concurrency: int = 8
-
-    def __post_init__(self) -> None:
-        given = (self.urls,) if isinstance(self.urls, str) else self.urls
-        if not isinstance(given, tuple) or not given:
-            raise ConfigError(
-                f"RewardServer: urls must be 'http://host:port' or a tuple of them; got {given!r}."
-            )
-        problems = [why for url in given for why in _address_problems(url)]
-        problems += [
-            f"{name} must be a whole number above 0; got {value!r}"
-            for name in ("tries", "batch", "concurrency")
-            if type(value := getattr(self, name)) is not int or value < 1
-        ]
-        if isinstance(self.timeout, bool) or not 0 < float(self.timeout) < math.inf:
-            problems.append(f"timeout must be seconds above 0; got {self.timeout!r}")
-        if problems:
-            raise all_problems("RewardServer", problems)
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Every address with its path."""
-        given = (self.urls,) if isinstance(self.urls, str) else self.urls
-        return tuple(map(_with_route, given))
-
-
-def _address_problems(url: object) -> list[str]:
-    if not isinstance(url, str):
-        return [f"{url!r} is no text; pass 'http://host:port'"]
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        return [f"{url!r} is no address: {error}"]
-    if parts.password:
-        # which is not repeated here
-        given = f"the address of {parts.hostname!r} holds a password"
-        return [f"{given}; set {TOKEN_VARIABLE} in the environment instead"]
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        return [f"{url!r} must begin with http:// or https:// and name a host"]
-    return []
-
-
-def _with_route(url: str) -> str:
-    return url if urlsplit(url).path not in ("", "/") else url.rstrip("/") + ROUTE
 
 
 def score_remote(server: RewardServer, rows: Sequence[Row], advance: Advance) -> list[Outcome]:

@@ -28,7 +28,8 @@ class RewardFn:
     """A reward that can be called: its code, the form of its arguments, a hash of its source.
 
     ``form`` is ``sample`` (called once a sample), ``trl`` (``completions``, ``prompts`` and columns
-    of the data, once for all) or ``openrlhf`` (``queries, prompts, labels``, once for all).
+    of the data, once for all), ``openrlhf`` (``queries, prompts, labels``, once for all) or
+    ``rows`` (called with all rows and the progress, returns their outcomes).
     ``parameters`` are the names that are bound, ``required`` those without a default.
     ``takes_more`` says that the function has ``**kwargs``, which get what the form has besides.
     ``fingerprint`` is the hash of a file's whole text, or what ``fingerprints`` describes.
@@ -46,7 +47,7 @@ class RewardFn:
     fingerprint: str
 
 
-def load_reward(reward: Any) -> RewardFn:
+def load_code(reward: Any) -> RewardFn:
     """The reward that a callable, or a path ``file.py`` or ``file.py:name``, stands for.
 
     A file is run anew each time it is loaded, so an edit counts at once; without a name it must
@@ -65,8 +66,8 @@ def load_reward(reward: Any) -> RewardFn:
         return _described(reward, _name_of(reward), fingerprint_of(reward))
     if not isinstance(reward, str | Path):
         raise ConfigError(
-            "a reward is a callable or a path to a .py file; got "
-            f"{type(reward).__name__} {reward!r}."
+            "a reward is a callable, a path to a .py file, an http(s) address, nbrl.RewardServer "
+            f"or nbrl.RewardModel; got {type(reward).__name__} {reward!r}."
         )
     path, colon, wanted = str(reward).rpartition(".py:")
     file, wanted = (Path(f"{path}.py"), wanted) if colon else (Path(reward), "")

@@ -1,6 +1,6 @@
 """Reward models: checkpoints that score a text by one number, asked in batches of a token budget.
 
-May import ``errors``, ``backends.models`` and its neighbour ``calling``; imports torch.
+Imports torch; may import ``errors``, ``backends.models`` and its neighbours.
 """
 
 import functools
@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,62 +20,11 @@ from transformers.utils import logging as transformers_logging
 
 from nbrl.backends.models import TORCH_DTYPES, ValueModel
 from nbrl.backends.rewards.calling import Advance, Outcome, Row
-from nbrl.errors import ConfigError, all_problems
+from nbrl.backends.rewards.places import RewardModel, written
+from nbrl.errors import ConfigError
 
 HEADS = ("score", "value_head", "v_head.summary")
 """What the head's weights are called where the checkpoint's config does not say it."""
-DEVICES = ("auto", "cpu", "cuda")
-
-
-@dataclass(frozen=True, slots=True)
-class RewardModel:
-    """A model that scores a text by one number, as one of the rewards of ``session.score``.
-
-    A folder with a sequence classification checkpoint of one label, or one with a value head as
-    OpenRLHF saves it; ``head`` names the head where the config's ``value_head_prefix`` does not.
-    The score is read at the last token, so encoders like BERT, which read the first, are refused.
-    A conversation goes through the model's own chat template, where it has one; other prompts
-    stand before their answer as they are, with the model's EOS behind, as reward models are
-    trained.
-
-    With ``normalize`` scores become (score - mean) / std by the ``mean`` and ``std`` that training
-    left in the config. A text of more than ``max_length`` tokens is an error of its sample: a cut
-    one would get the score of another answer. ``tokens_per_batch`` counts padding.
-
-    Example: ``session.score(rollouts, nbrl.RewardModel("models/my-rm", normalize=True))``.
-    """
-
-    path: str
-    _: KW_ONLY
-    head: str | None = None
-    normalize: bool = False
-    dtype: str = "float32"
-    device: str = "auto"
-    max_length: int | None = None
-    tokens_per_batch: int = 16384
-
-    def __post_init__(self) -> None:
-        """Refuse, all in one message, what cannot work.
-
-        Raises:
-            ConfigError: A dtype or device that is not known, or a limit that allows nothing.
-        """
-        known = {"dtype": (self.dtype, TORCH_DTYPES), "device": (self.device, DEVICES)}
-        problems = [
-            f"{name} must be one of {', '.join(allowed)}; got {given!r}"
-            for name, (given, allowed) in known.items()
-            if given not in allowed
-        ]
-        problems += [
-            f"{name} must be above 0; got {given}"
-            for name, given in {
-                "max_length": self.max_length,
-                "tokens_per_batch": self.tokens_per_batch,
-            }.items()
-            if given is not None and given <= 0
-        ]
-        if problems:
-            raise all_problems(f"RewardModel({self.path!r})", problems)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -91,14 +40,18 @@ class LoadedRewardModel:
     tokens_per_batch: int
 
 
-@functools.lru_cache(maxsize=1)
 def load_reward_model(model: RewardModel) -> LoadedRewardModel:
-    """The model, loaded; the same one for the same settings as long as no other is asked for.
+    """The model, loaded; kept for the same settings and files until another one is asked for.
 
     Raises:
         ConfigError: There is no such checkpoint, it lacks weights or a head of one number, or
             ``normalize`` would have no effect.
     """
+    return _loaded(model, written(model))
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(model: RewardModel, _: str) -> LoadedRewardModel:
     folder = Path(model.path)
     if not (folder / "config.json").is_file():
         raise ConfigError(

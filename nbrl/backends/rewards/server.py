@@ -19,7 +19,8 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from nbrl.backends.rewards.calling import Outcome, Row, score_samples
-from nbrl.backends.rewards.loading import load_reward
+from nbrl.backends.rewards.loading import load_code
+from nbrl.backends.rewards.places import RewardModel
 from nbrl.errors import ConfigError, all_problems
 
 ScoreRows = Callable[[Sequence[Row]], Sequence[Outcome]]
@@ -325,12 +326,12 @@ def scorer_of(source: str, *, normalize: bool = False) -> ScoreRows:
     if source.endswith(".py") or ".py:" in source:
         if normalize:
             raise ConfigError(f"normalize has no effect on the reward file {source!r}; drop it.")
-        reward = load_reward(source)
+        reward = load_code(source)
         return lambda rows: score_samples(
             reward, rows, on_error="exclude", advance=lambda done, tokens: None
         )
     # torch and transformers are loaded for a model only
-    from nbrl.backends.rewards.models import RewardModel, load_reward_model, score_by_model
+    from nbrl.backends.rewards.models import load_reward_model, score_by_model
 
     model = RewardModel(source, normalize=normalize)
     load_reward_model(model)

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from nbrl.backends.rewards import http
-from nbrl.backends.rewards.http import RewardServer, score_remote
+from nbrl.backends.rewards import RewardServer, http
+from nbrl.backends.rewards.http import score_remote
 from nbrl.errors import ConfigError
 from tests.backends.rewards.faulty import faulty_server
 

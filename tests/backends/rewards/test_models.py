@@ -10,8 +10,8 @@ from transformers import AutoModelForSequenceClassification, Qwen2Config
 from transformers import Qwen2ForSequenceClassification as Classifier
 
 from nbrl.backends.models import ASSETS
+from nbrl.backends.rewards import RewardModel
 from nbrl.backends.rewards.models import (
-    RewardModel,
     batches_of,
     load_reward_model,
     score_by_model,

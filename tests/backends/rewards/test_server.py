@@ -15,7 +15,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from nbrl.backends.rewards import Outcome
-from nbrl.backends.rewards.http import TOKEN_VARIABLE, RewardServer, score_remote
+from nbrl.backends.rewards.http import score_remote
+from nbrl.backends.rewards.places import TOKEN_VARIABLE, RewardServer
 from nbrl.backends.rewards.server import ServerSettings, application, check_settings, scorer_of
 from nbrl.errors import ConfigError
 
