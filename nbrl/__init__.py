@@ -39,9 +39,12 @@ if TYPE_CHECKING:
         Trainer,
     )
     from nbrl.driver.session import Session
+    from nbrl.driver.store.reading import open_run
     from nbrl.functional.dialects import dialect
     from nbrl.functional.estimators import Estimator, estimate
+    from nbrl.notebook.compare import compare, runs
     from nbrl.notebook.connect import connect
+    from nbrl.notebook.results import record
     from nbrl.notebook.views.browse import browse
     from nbrl.stages.advantages import compute_advantages
     from nbrl.stages.buffer import Plan
@@ -105,6 +108,7 @@ __all__ = [
     "Trainer",
     "__version__",
     "browse",
+    "compare",
     "compare_estimators",
     "compare_plans",
     "compute_advantages",
@@ -121,6 +125,9 @@ __all__ = [
     "load_pairs",
     "load_prompts",
     "load_steps",
+    "open_run",
+    "record",
+    "runs",
     "simulate",
 ]
 
@@ -156,12 +163,15 @@ _NAMES = {
         "Trainer",
     ),
     "nbrl.driver.session": ("Session",),
+    "nbrl.driver.store.reading": ("open_run",),
     "nbrl.functional.dialects": ("dialect",),
     "nbrl.functional.estimators": (
         "Estimator",
         "estimate",
     ),
+    "nbrl.notebook.compare": ("compare", "runs"),
     "nbrl.notebook.connect": ("connect",),
+    "nbrl.notebook.results": ("record",),
     "nbrl.notebook.views.browse": ("browse",),
     "nbrl.stages.advantages": ("compute_advantages",),
     "nbrl.stages.buffer": ("Plan",),

@@ -110,6 +110,7 @@ def restore(
         runtime.records[:] = session["records"]
         runtime.unwritten.clear()
         runtime.rewards = dict(session["rewards"])
+        runtime.score_scale = session["score_scale"]
         runtime.last_scored = None
         set_random_state(state["random"])
 
@@ -164,6 +165,7 @@ def _session_state(runtime: Runtime) -> dict[str, Any]:
         "trained": dict(runtime.trained),
         "records": list(runtime.records),
         "rewards": dict(runtime.rewards),
+        "score_scale": runtime.score_scale,
     }
 
 

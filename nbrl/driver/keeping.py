@@ -4,6 +4,7 @@ May import what ``runtime`` may.
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,13 +16,18 @@ from nbrl.errors import StoreError
 from nbrl.types import Advantaged, Scored, StepResult
 
 
-def keep(runtime: Runtime, result: StepResult, batch: Advantaged | None) -> StepResult:
-    """The result, with all that the run folder keeps of the step.
+def keep(
+    runtime: Runtime,
+    result: StepResult,
+    batch: Advantaged | None,
+    more: Mapping[str, float] | None = None,
+) -> StepResult:
+    """The result, with all that the run folder keeps of the step; ``more`` goes into its record.
 
     A disk that refuses is a warning of the step, for the step was taken; no metrics are lost: what
     it refused is tried again first, so that the lines keep their order.
     """
-    record = step_record(result)
+    record = {**step_record(result), **(more or {})}
     runtime.records.append(record)
     runtime.unwritten.append(record)
     said = []

@@ -24,10 +24,11 @@ from nbrl.config import (
     wants_reference_logprobs,
     whole_problems,
 )
-from nbrl.driver.metrics import merge_terms, step_record
+from nbrl.driver.keeping import keep
+from nbrl.driver.metrics import merge_terms
 from nbrl.driver.runtime import ExampleTools, Runtime, Stopwatch
 from nbrl.driver.seeds import derive
-from nbrl.errors import ConfigError, StepError, StoreError
+from nbrl.errors import ConfigError, StepError
 from nbrl.protocols import Advance, LossTerms, MicroBatch
 from nbrl.stages.batching import split_minibatches
 from nbrl.stages.sequences import (
@@ -237,24 +238,9 @@ def step(
         except KeyboardInterrupt:
             # the step was taken, so it is recorded
             interrupted = True
-        result = record(runtime, result, more)
+        result = keep(runtime, result, None, more)
     if interrupted:
         raise KeyboardInterrupt
-    return result
-
-
-def record(runtime: Runtime, result: StepResult, more: Mapping[str, float]) -> StepResult:
-    """The result, with its line in the run folder; a disk that refuses is a warning, no loss."""
-    line = {**step_record(result), **more}
-    runtime.records.append(line)
-    runtime.unwritten.append(line)
-    try:
-        while runtime.unwritten:
-            runtime.folder.append_metrics(runtime.unwritten[0])
-            del runtime.unwritten[0]
-    except StoreError as error:
-        said = f"{error}. The step was taken; session.history holds its record"
-        return dataclasses.replace(result, warnings=[*result.warnings, said])
     return result
 
 

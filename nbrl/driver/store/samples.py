@@ -21,7 +21,7 @@ from nbrl.types.columns import indices_of
 from nbrl.types.storage import plain
 
 KEY = b"nbrl"
-ROWS_A_GROUP = 256
+ROWS_A_GROUP = 1024
 """Rows that are read together when one sample is opened."""
 
 
