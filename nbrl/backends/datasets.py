@@ -1,6 +1,6 @@
 """Data to prompts: picks keys, judges rows, gives each an id of its own.
 
-May import ``types``, ``errors`` and its neighbours ``records``, ``sources`` and ``arithmetic``.
+May import ``types``, ``config``, ``errors`` and its neighbours ``records`` and ``sources``.
 """
 
 import datetime
@@ -8,14 +8,16 @@ import decimal
 import itertools
 import json
 import math
+import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nbrl.backends.arithmetic import arithmetic_prompts
-from nbrl.backends.records import DEFAULT_GENERATED, read_records
+from nbrl.backends.records import read_records
 from nbrl.backends.sources import prompts_table
-from nbrl.errors import ConfigError, DataError
+from nbrl.config import check_config, shown
+from nbrl.config.rules import flag, text, whole
+from nbrl.errors import DataError
 from nbrl.types import Prompts
 
 INPUT_KEYS = ("input", "prompt", "question", "messages")
@@ -38,7 +40,7 @@ class _Rendering(NamedTuple):
 
 
 def load_prompts(
-    source: str,
+    source: str | os.PathLike,
     *,
     input_key: str | None = None,
     label_key: str | None = None,
@@ -76,11 +78,19 @@ def load_prompts(
         DataError: Nothing can be read, no row is a prompt (the first reasons are named), or a key
             is in no row.
     """
-    _check(input_template, apply_chat_template, max_samples)
-    if source == "arithmetic":
-        return arithmetic_prompts(max_samples or DEFAULT_GENERATED, start=0, seed=0, split=split)
-    name, rows = read_records(source, split, max_samples)
-    numbered = list(itertools.islice(rows, max_samples))
+    source = os.fspath(source) if isinstance(source, os.PathLike) else source
+    optional = {"input_key": input_key, "label_key": label_key}
+    problems = [
+        *text("source", source),
+        *text("split", split),
+        *(p for name, key in optional.items() if key is not None for p in text(name, key)),
+        *_rendering_problems(input_template, apply_chat_template),
+        *(() if max_samples is None else whole("max_samples", max_samples, 1)),
+    ]
+    check_config("load_prompts", extra=problems)
+    limit = None if max_samples is None else int(max_samples)
+    name, rows = read_records(source, split, limit)
+    numbered = list(itertools.islice(rows, limit))
     keys = _keys([r for _, r in numbered if isinstance(r, dict)], input_key, label_key, source)
     render = _Rendering(*keys, label_key is not None, apply_chat_template, input_template)
     good: list[dict[str, Any]] = []
@@ -104,17 +114,14 @@ def load_prompts(
     return Prompts(table=prompts_table(good), spec=spec)
 
 
-def _check(template: str | None, apply_chat_template: bool, max_samples: int | None) -> None:
-    if template is not None and template.count("{}") != 1:
-        raise ConfigError(
-            f"input_template needs exactly one '{{}}' for the prompt; got {template!r}."
-        )
-    if template is not None and apply_chat_template:
-        raise ConfigError(
-            "input_template and apply_chat_template both render the prompt; pass one of them."
-        )
-    if max_samples is not None and max_samples < 1:
-        raise ConfigError(f"max_samples must be >= 1; got {max_samples}.")
+def _rendering_problems(template: Any, apply_chat_template: Any) -> Iterator[str]:
+    yield from flag("apply_chat_template", apply_chat_template)
+    if template is None:
+        return
+    if not isinstance(template, str) or template.count("{}") != 1:
+        yield f"input_template needs exactly one '{{}}' for the prompt; got {shown(template)}"
+    if apply_chat_template:
+        yield "input_template and apply_chat_template both render the prompt; pass one of them"
 
 
 def _keys(
@@ -152,7 +159,8 @@ def _row(record: dict[str, Any] | str, render: _Rendering) -> dict[str, Any]:
     elif render.as_chat:
         messages = [{"role": "user", "content": value}]
     text = value if isinstance(value, str) else _text(messages or [])
-    rest = {k: v for k, v in record.items() if k not in (key, "label")}
+    told = (key, "label") if render.label_key == "label" else (key,)
+    rest = {k: v for k, v in record.items() if k not in told}
     row = {
         "prompt": text if render.template is None else render.template.replace("{}", text),
         "messages": None if messages is None else _as_json(messages),
@@ -176,9 +184,9 @@ def _plain(value: Any) -> str:
 
 def _check_unicode(row: Mapping[str, str | None]) -> None:
     """Half of a surrogate pair is a character to JSON, and to nothing else."""
-    for name, text in row.items():
+    for name, cell in row.items():
         try:
-            (text or "").encode("utf-8")
+            (cell or "").encode("utf-8")
         except UnicodeEncodeError as error:
             raise _BadRowError(f"{name!r} holds half a character: {error.reason}") from error
 

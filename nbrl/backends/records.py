@@ -1,7 +1,8 @@
 """Rows of files, folders, hub data sets and generators as plain records, with what is broken named.
 
-May import ``errors``. A record that cannot be read comes as its error text. Row numbers count from
-1 and, in files of lines, are line numbers; rows of a file among several are ``<file>:<number>``.
+May import ``errors`` and its neighbours ``arithmetic`` and ``checkpoints``. A record that cannot be
+read comes as its error text. Row numbers count from 1 (of arithmetic from 0) and, in files of
+lines, are line numbers; rows of a file among several are ``<file>:<number>``.
 """
 
 import csv
@@ -15,12 +16,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from nbrl.backends.arithmetic import arithmetic_prompts
+from nbrl.backends.checkpoints import hub_problem
 from nbrl.errors import ConfigError, DataError, unknown_name
 
 Record = dict[str, Any] | str
 Rows = Iterator[tuple[int | str, Record]]
 
+ARITHMETIC = "arithmetic"
 GENERATED = "reasoning-gym:"
+GENERATED_SPLITS = ("train", "held_out", "validation", "test")
 DEFAULT_GENERATED = 1000
 SAVED_BY_DATASETS = ("dataset_info.json", "dataset_dict.json")
 SPLIT_WORDS = ("train", "test", "validation", "valid", "val", "dev", "eval", "held_out")
@@ -30,8 +35,9 @@ def read_records(source: str, split: str, limit: int | None) -> tuple[str, Rows]
     """A name for the data, unique to its content or address, and its rows with their numbers.
 
     Args:
-        source: ``reasoning-gym:<task>``, a ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, a
-            folder of such files or one that ``datasets`` saved, or a data set's name on the hub.
+        source: ``arithmetic``, ``reasoning-gym:<task>``, a ``.jsonl``, ``.json``, ``.csv`` or
+            ``.parquet`` file, a folder of such files or one that ``datasets`` saved, or a data
+            set's name on the hub.
         split: Of hub data and folders; of generated tasks it seeds the generator. In a folder of
             files those with this word in their name, or all where the split is ``train`` and no
             file bears the name of a split.
@@ -42,27 +48,59 @@ def read_records(source: str, split: str, limit: int | None) -> tuple[str, Rows]
         DataError: Nothing can be read there; says what was tried.
         UnknownNameError: A generated task that does not exist.
     """
+    wrong = source_problems(source)
+    if wrong:
+        raise DataError(f"{wrong[0]}.")
+    if source == ARITHMETIC:
+        return _sums(split, limit or DEFAULT_GENERATED)
     if source.startswith(GENERATED):
         return _generated(source.removeprefix(GENERATED), split, limit or DEFAULT_GENERATED)
-    path = Path(source)
+    path = Path(source).expanduser()
     if path.is_file():
-        if path.suffix not in READERS:
-            raise DataError(
-                f"{source}: cannot read {path.suffix or 'a file without an ending'}; known: "
-                f"{', '.join(READERS)}."
-            )
         if split != "train":
             raise ConfigError(
                 f"split {split!r} of {source}: a file has no splits. Pass the file that holds "
                 "those rows, and leave split out."
             )
         return _named([path]), READERS[path.suffix](path)
-    if path.suffix in READERS:
-        raise DataError(f"{source}: there is no such file, looked for at {path.absolute()}.")
     files = _files_of(path, split)
     if files:
         return _named(files), _all_of(files)
-    return _through_datasets(source, split)
+    return _through_datasets(str(path) if path.is_dir() else source, split)
+
+
+def source_problems(source: str) -> list[str]:
+    """Why nothing can be read from there, in words, found without reading."""
+    path = Path(source).expanduser()
+    if not source.strip():
+        return ["prompts: the source is an empty text; pass a file, a folder or a name"]
+    if source == ARITHMETIC or source.startswith(GENERATED) or path.is_dir():
+        return []
+    if path.is_file():
+        known = path.suffix in READERS
+        ending = path.suffix or "a file without an ending"
+        return [] if known else [f"{source}: cannot read {ending}; known: {', '.join(READERS)}"]
+    if path.suffix in READERS:
+        return [f"{source}: there is no such file, looked for at {path.absolute()}"]
+    missing = _not_on_the_hub(source, path)
+    if missing is None:
+        return []
+    known = ", ".join(READERS)
+    nowhere = (
+        f"prompts {source!r}: {path.absolute()} is neither a file nor a folder, and on the hub: "
+        f"{missing}. Pass a file ({known}), a folder, a hub name that can be reached, "
+        f"{ARITHMETIC!r} or '{GENERATED}<task>'"
+    )
+    return [nowhere]
+
+
+def _not_on_the_hub(source: str, path: Path) -> str | None:
+    if path.is_absolute() or source.startswith(".") or source.count("/") > 1:
+        return "a path like this is not looked for there"
+    from datasets.config import HF_DATASETS_CACHE
+
+    kept = Path(HF_DATASETS_CACHE) / source.replace("/", "___")
+    return None if kept.is_dir() else hub_problem(source, "dataset")
 
 
 def _named(files: Sequence[Path]) -> str:
@@ -103,9 +141,16 @@ def _json_lines(path: Path) -> Rows:
 
 def _parsed(line: bytes) -> Record:
     try:
-        return _record(json.loads(line))
+        return _record(json.loads(line, object_pairs_hook=_object))
     except ValueError as error:
         return f"not JSON: {error}"
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a key stands twice in {[key for key, _ in pairs]}")
+    return found
 
 
 def _record(value: Any) -> Record:
@@ -114,7 +159,7 @@ def _record(value: Any) -> Record:
 
 def _json(path: Path) -> Rows:
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(path.read_bytes(), object_pairs_hook=_object)
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}.") from error
     if not isinstance(values, list):
@@ -126,24 +171,37 @@ def _json(path: Path) -> Rows:
 def _csv(path: Path) -> Rows:
     # A file written by a spreadsheet begins with a byte-order mark.
     with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
+        # Not strict, a quote that is never closed would swallow the rows after it.
+        reader = csv.DictReader(file, strict=True)
         try:
+            _check_header(path, list(reader.fieldnames or ()))
             for row in reader:
                 # Short rows give None values, long ones a None key.
                 whole = None not in row and None not in row.values()
                 yield reader.line_num, row if whole else "another number of cells than the header"
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(
-                f"{path} cannot be read as CSV after line {reader.line_num}: {error}. Save it as "
-                "UTF-8, or as JSONL where cells are very long."
+                f"{path} cannot be read as CSV after line {reader.line_num}: {error}. Mend the "
+                "quotes and save it as UTF-8, or as JSONL where cells are very long."
             ) from error
+
+
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    """Raise where a column's name stands twice, or there is none: one column would hide another."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice or any(not name.strip() for name in names):
+        what = f"repeats {twice}" if twice else "has a column without a name"
+        raise DataError(f"{path}: the header {what}: {list(names)}. Give each column its own name.")
 
 
 def _parquet(path: Path) -> Rows:
     try:
-        table = pq.read_table(path)
+        # Not read_table: it would take "lr=0.1" in the path for a column.
+        with pq.ParquetFile(path) as parquet:
+            table = parquet.read()
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a Parquet file: {error}.") from error
+    _check_header(path, table.column_names)
     yield from enumerate(table.to_pylist(), start=1)
 
 
@@ -184,12 +242,21 @@ def _through_datasets(source: str, split: str) -> tuple[str, Rows]:
     return name, ((number, dict(row)) for number, row in enumerate(data, start=1))
 
 
+def _sums(split: str, count: int) -> tuple[str, Rows]:
+    made = arithmetic_prompts(count, start=0, seed=0, split=split).table
+    columns = (made.column(name).to_pylist() for name in ("prompt", "label"))
+    rows = ({"prompt": prompt, "label": label} for prompt, label in zip(*columns, strict=True))
+    return f"arithmetic-{split}", enumerate(rows)
+
+
 def _generated(task: str, split: str, count: int) -> tuple[str, Rows]:
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
     if task not in DATASETS:
         raise unknown_name("reasoning-gym task", task, DATASETS)
+    if split not in GENERATED_SPLITS:
+        raise unknown_name(f"split of {GENERATED}{task}", split, GENERATED_SPLITS)
     seed = zlib.crc32(split.encode())
     data = reasoning_gym.create_dataset(task, size=count, seed=seed)
     rows = ((number, _question(entry)) for number, entry in enumerate(data, start=1))

@@ -3,6 +3,7 @@
 May import what ``runtime`` may.
 """
 
+import copy
 from typing import Any
 
 from nbrl.driver.freshness import batch_digest
@@ -12,7 +13,8 @@ from nbrl.types import Advantaged
 
 def session_spec(runtime: Runtime) -> dict[str, Any]:
     """The settings of the session: model, engine, trainer with its optimizer, prompts, versions."""
-    return {"session": dict(runtime.spec)}
+    # a copy: what a caller writes to it must not change what later results say
+    return {"session": copy.deepcopy(runtime.spec)}
 
 
 def batch_spec(runtime: Runtime, batch: Advantaged) -> dict[str, Any]:

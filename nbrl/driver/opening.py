@@ -6,8 +6,8 @@ May import ``backends`` and what ``session`` may.
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,10 @@ from nbrl.backends.exporting import export_adapter, export_model
 from nbrl.backends.models import LoadedModel, load_critic, load_policy, load_reference
 from nbrl.backends.sources import PromptSource, prompts_source
 from nbrl.backends.trainers.local import LocalTrainer
-from nbrl.config import (
-    Engine,
-    Model,
-    Store,
-    Trainer,
-    check_config,
-    kind_problems,
-    to_spec,
-    whole_problems,
-)
+from nbrl.config import Engine, Model, Store, Trainer, to_spec
+from nbrl.driver.admission import refuse_request
 from nbrl.driver.checkpointing import restore
-from nbrl.driver.engines import ENGINES, engine_problems
+from nbrl.driver.engines import ENGINES
 from nbrl.driver.progress import Progress
 from nbrl.driver.runtime import ExampleTools, Runtime
 from nbrl.driver.seeds import derive
@@ -76,35 +68,35 @@ class Start:
 
 
 def open_session(
-    settings: Settings, make_sink: Callable[[], Sink], start: Start | None = None
+    settings: Settings,
+    make_sink: Callable[[], Sink],
+    start: Start | None = None,
+    *,
+    extra: Sequence[str] = (),
 ) -> Session:
     """A session in this process: engine and trainer, and what goes from one to the other.
+
+    Args:
+        settings: Judged first, all of them; nothing is loaded or made where one is wrong.
+        make_sink: Where progress is shown.
+        start: The checkpoint to begin with.
+        extra: Problems that the caller found, to be named with the others.
 
     Raises:
         ConfigError: Settings that cannot work, all listed; a model or prompts that are not there.
         StoreError: The run folder cannot be made or written; a checkpoint cannot be loaded.
     """
-    model, trainer = settings.model, settings.trainer
-    kinds = {
-        "model": (model, Model),
-        "engine": (settings.engine, Engine),
-        "trainer": (trainer, Trainer),
-        "prompts": (settings.prompts, str | Prompts),
-        "store": (settings.store, Store),
-    }
-    check_config("connect", extra=kind_problems(kinds))
-    whole = whole_problems({"seed": (settings.seed, 0)})
-    problems = [*whole, *engine_problems(settings.engine)]
-    if model.head == "reward" and trainer.critic is not None:
-        problems.append("a reward model (Model.head='reward') has no critic; drop one")
-    parts = (model, settings.engine, trainer, settings.store)
-    check_config("connect", *parts, extra=problems)
-    seed = int(settings.seed)
+    asked = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    if start is not None:
+        # Its folder was found with the checkpoint, or is made beside it.
+        del asked["run_dir"]
+    refuse_request(asked, extra)
+    model, trainer, seed = settings.model, settings.trainer, int(settings.seed)
     in_place = start is not None and start.in_place
     order = seed if settings.prompts_seed is None else settings.prompts_seed
     source = _open_source(settings.prompts, order)
     policy = load_policy(model, head_seed=derive(seed, "head"), seed=derive(seed, "adapter"))
-    name = settings.name or policy.name
+    name = policy.name if settings.name is None else settings.name
     spec = {
         "name": name,
         "run": start.checkpoint.manifest["run"] if in_place else uuid.uuid4().hex,

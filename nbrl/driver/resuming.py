@@ -4,13 +4,14 @@ May import what ``opening`` may.
 """
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from nbrl.backends.sources import fingerprint
 from nbrl.config import Critic, Engine, Lora, Model, Optimizer, Store, Trainer, to_spec
+from nbrl.driver.admission import path_problems, refuse_request
 from nbrl.driver.checkpointing import PARTS, save
 from nbrl.driver.opening import Settings, Start, open_session
 from nbrl.driver.runtime import Runtime
@@ -52,7 +53,7 @@ def find_run(asked: str | os.PathLike) -> tuple[RunFolder, str | None]:
     whole, at, tag = text.rpartition("@")
     candidates = [(text, None)] if not at else [(text, None), (whole, tag)]
     for name, wanted in candidates:
-        for path in (Path(name), Path("runs") / name):
+        for path in (Path(name).expanduser(), Path("runs") / name):
             if RunFolder(path).config_path.is_file():
                 return RunFolder(path.resolve()), wanted
     raise StoreError(
@@ -62,7 +63,11 @@ def find_run(asked: str | os.PathLike) -> tuple[RunFolder, str | None]:
 
 
 def resume(
-    asked: str | os.PathLike, overrides: Overrides, make_sink: Callable[[], Sink]
+    asked: str | os.PathLike,
+    overrides: Overrides,
+    make_sink: Callable[[], Sink],
+    *,
+    extra: Sequence[str] = (),
 ) -> Session:
     """A session that goes on from a checkpoint.
 
@@ -72,8 +77,13 @@ def resume(
 
     Raises:
         StoreError: No such run or checkpoint; a part of it is absent or changed.
-        ConfigError: The data, the model or the trainer is another one.
+        ConfigError: The data, the model or the trainer is another one; or, before anything is
+            looked for, settings that cannot work, those of ``extra`` among them.
     """
+    given = {f.name: getattr(overrides, f.name) for f in fields(overrides)}
+    named = {"resume": asked} | {name: v for name, v in given.items() if v is not None}
+    own = named.pop("run_dir", None)
+    refuse_request(named, [*extra, *(() if own is None else path_problems("run_dir", own))])
     folder, tag = find_run(asked)
     return _opened(folder, find_checkpoint(folder, tag), overrides, make_sink)
 

@@ -3,6 +3,7 @@
 May import ``types``, ``config`` and the rest of ``driver``.
 """
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -82,8 +83,8 @@ class Session:
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The resolved settings that the session was opened with."""
-        return self._runtime.spec
+        """The resolved settings that the session was opened with, a copy."""
+        return copy.deepcopy(self._runtime.spec)
 
     @property
     def history(self) -> History:

@@ -6,12 +6,12 @@ May import everything of the house.
 import os
 
 from nbrl.config import Engine, Model, Store, Trainer
+from nbrl.config.rules import among, is_among
 from nbrl.driver.opening import Settings, open_session
 from nbrl.driver.progress import Quiet
 from nbrl.driver.resuming import Overrides
 from nbrl.driver.resuming import resume as resume_session
 from nbrl.driver.session import Session
-from nbrl.errors import ConfigError, unknown_name
 from nbrl.notebook.progress import make_sink
 from nbrl.notebook.reprs import register
 from nbrl.types import Prompts
@@ -23,10 +23,10 @@ SINKS = {"auto": make_sink, "quiet": Quiet}
 def connect(  # noqa: PLR0913 -- the one wide door; everything behind it is narrow
     where: str = "local",
     *,
-    model: str | Model | None = None,
+    model: str | os.PathLike | Model | None = None,
     engine: Engine | None = None,
     trainer: Trainer | None = None,
-    prompts: str | Prompts | None = None,
+    prompts: str | os.PathLike | Prompts | None = None,
     seed: int | None = None,
     run_dir: str | os.PathLike | None = None,
     name: str | None = None,
@@ -38,8 +38,8 @@ def connect(  # noqa: PLR0913 -- the one wide door; everything behind it is narr
 
     Args:
         where: ``"local"`` is this process.
-        model: ``"tiny"`` (the default), another bundled name, a folder, a hub name, or a
-            ``Model``.
+        model: ``"tiny"`` (the default), another bundled name, a folder (``~`` is the home folder),
+            a hub name, or a ``Model``.
         engine: What generates; transformers on the trainer's own weights by default.
         trainer: What learns, with its optimizer; plain torch by default.
         prompts: ``"arithmetic"`` (the default), ``"reasoning-gym:<task>"``, a file, a folder, a hub
@@ -56,16 +56,11 @@ def connect(  # noqa: PLR0913 -- the one wide door; everything behind it is narr
     Raises:
         ConfigError: Settings that cannot work, all in one message, before anything is loaded.
     """
-    if where not in PLACES:
-        raise unknown_name("place", where, PLACES)
-    if progress not in SINKS:
-        raise unknown_name("progress", progress, SINKS)
-    if model is not None and not isinstance(model, str | Model):
-        raise ConfigError(
-            f"connect: model must be a name or nbrl.Model; got {type(model).__name__}."
-        )
+    problems = [*among("place", where, PLACES), *among("progress", progress, SINKS)]
+    sink = SINKS[progress] if is_among(progress, SINKS) else Quiet
     register()
-    chosen = Model(model) if isinstance(model, str) else model
+    chosen = Model(os.fspath(model)) if isinstance(model, str | os.PathLike) else model
+    prompts = os.fspath(prompts) if isinstance(prompts, os.PathLike) else prompts
     if resume is not None:
         overrides = Overrides(
             model=chosen,
@@ -77,7 +72,7 @@ def connect(  # noqa: PLR0913 -- the one wide door; everything behind it is narr
             name=name,
             store=store,
         )
-        return resume_session(resume, overrides, SINKS[progress])
+        return resume_session(resume, overrides, sink, extra=problems)
     settings = Settings(
         model=Model() if chosen is None else chosen,
         engine=Engine() if engine is None else engine,
@@ -88,4 +83,4 @@ def connect(  # noqa: PLR0913 -- the one wide door; everything behind it is narr
         name=name,
         store=Store() if store is None else store,
     )
-    return open_session(settings, SINKS[progress])
+    return open_session(settings, sink, extra=problems)

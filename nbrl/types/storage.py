@@ -42,7 +42,7 @@ def save(links: Links, path: str | os.PathLike) -> None:
         DataError: A spec that is not plain data.
         StoreError: The path holds something else, or writing failed; what was there still loads.
     """
-    target = Path(path)
+    target = Path(path).expanduser()
     specs = {link: plain(spec, f"{link}.spec") for link, (_, spec) in links.items()}
     token = uuid.uuid4().hex[:8]
     files = {link: f"{link}-{token}.parquet" for link in links}
@@ -75,7 +75,7 @@ def save(links: Links, path: str | os.PathLike) -> None:
 
 def is_saved_value(path: str | os.PathLike) -> bool:
     """Whether the folder holds a value that :func:`save` finished."""
-    return (Path(path) / MANIFEST).is_file()
+    return (Path(path).expanduser() / MANIFEST).is_file()
 
 
 def read_links(path: str | os.PathLike) -> list[tuple[str, pa.Table, dict[str, Any]]]:
@@ -84,7 +84,7 @@ def read_links(path: str | os.PathLike) -> list[tuple[str, pa.Table, dict[str, A
     Raises:
         DataError: Nothing is there, it is damaged, or a newer schema wrote it.
     """
-    folder = Path(path)
+    folder = Path(path).expanduser()
     manifest = _read_manifest(folder)
     found = []
     for link in manifest["links"]:

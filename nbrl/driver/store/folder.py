@@ -164,7 +164,7 @@ def open_run_folder(
         if run_dir is None:
             parent = Path("runs") if beside is None else beside.parent
             return RunFolder(_fresh(parent, f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"))
-        path = Path(run_dir)
+        path = Path(run_dir).expanduser()
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"could not make the run folder: {error}") from error
