@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, Qwen2Config
 from transformers import Qwen2ForSequenceClassification as Classifier
 
-from nbrl.backends.models import ASSETS
+from nbrl.backends.checkpoints import ASSETS
 from nbrl.backends.rewards import RewardModel
 from nbrl.backends.rewards.models import (
     batches_of,
