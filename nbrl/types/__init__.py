@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+from nbrl.errors import DataError, NbrlError
 from nbrl.types import results, storage
 from nbrl.types.comparisons import LossComparison
 from nbrl.types.examples import KINDS, Examples
@@ -50,7 +51,15 @@ def load(path: str | os.PathLike) -> Value:
     """
     value: Any = None
     for link, table, spec in storage.read_links(path):
-        value = _BUILD[link](table, value, spec)
+        try:
+            value = _BUILD[link](table, value, spec)
+        except NbrlError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{path}: its {link} cannot be put together with what comes before: {error!r}. The "
+                "saved value is damaged; save it again."
+            ) from error
     assert value is not None
     return value
 

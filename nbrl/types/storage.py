@@ -42,7 +42,7 @@ def save(links: Links, path: str | os.PathLike) -> None:
         DataError: A spec that is not plain data.
         StoreError: The path holds something else, or writing failed; what was there still loads.
     """
-    target = Path(path).expanduser()
+    target = folder_of(path)
     specs = {link: plain(spec, f"{link}.spec") for link, (_, spec) in links.items()}
     token = uuid.uuid4().hex[:8]
     files = {link: f"{link}-{token}.parquet" for link in links}
@@ -75,7 +75,7 @@ def save(links: Links, path: str | os.PathLike) -> None:
 
 def is_saved_value(path: str | os.PathLike) -> bool:
     """Whether the folder holds a value that :func:`save` finished."""
-    return (Path(path).expanduser() / MANIFEST).is_file()
+    return (folder_of(path) / MANIFEST).is_file()
 
 
 def read_links(path: str | os.PathLike) -> list[tuple[str, pa.Table, dict[str, Any]]]:
@@ -84,7 +84,7 @@ def read_links(path: str | os.PathLike) -> list[tuple[str, pa.Table, dict[str, A
     Raises:
         DataError: Nothing is there, it is damaged, or a newer schema wrote it.
     """
-    folder = Path(path).expanduser()
+    folder = folder_of(path)
     manifest = _read_manifest(folder)
     found = []
     for link in manifest["links"]:
@@ -127,14 +127,55 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder} holds no saved nbrl value (no {MANIFEST} in it).")
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        schema = manifest["nbrl"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{folder / MANIFEST} is not an nbrl manifest: {error!r}.") from error
-    if schema > SCHEMA_NUMBER:
+    schema = manifest.get("nbrl") if isinstance(manifest, dict) else None
+    if isinstance(schema, int) and not isinstance(schema, bool) and schema > SCHEMA_NUMBER:
         raise DataError(
             f"{folder} has schema {schema}; this nbrl reads up to {SCHEMA_NUMBER}. Upgrade nbrl."
         )
+    problem = _manifest_problem(manifest)
+    if problem:
+        raise DataError(
+            f"{folder / MANIFEST} is not an nbrl manifest: {problem}. The saved value is damaged; "
+            "save it again."
+        )
     return manifest
+
+
+def _manifest_problem(manifest: Any) -> str | None:
+    """What a manifest lacks, in words; None where it is whole."""
+    if not isinstance(manifest, dict):
+        return f"it holds {type(manifest).__name__}, not an object"
+    if manifest.get("nbrl") != SCHEMA_NUMBER or isinstance(manifest["nbrl"], bool):
+        return f"its schema number is {manifest.get('nbrl')!r}, not {SCHEMA_NUMBER}"
+    links = manifest.get("links")
+    if not isinstance(links, list) or not links:
+        return f"'links' must be a list of at least one link; it is {links!r:.80}"
+    for number, link in enumerate(links):
+        kinds = {"name": str, "file": str, "spec": dict}
+        if not isinstance(link, dict):
+            return f"link {number} is {type(link).__name__}, not an object"
+        for key, kind in kinds.items():
+            if not isinstance(link.get(key), kind):
+                return f"{key!r} of link {number} is {link.get(key)!r:.80}, not {kind.__name__}"
+        if link["name"] not in _LINKS.split("|"):
+            return f"link {number} is {link['name']!r}; known: {_LINKS.replace('|', ', ')}"
+        # A file elsewhere would be somebody else's.
+        if not _OWN_FILE.fullmatch(link["file"]) or link["file"].endswith(".tmp"):
+            return f"the file of link {number} is {link['file']!r}, which no save writes"
+    return None
+
+
+def folder_of(path: str | os.PathLike) -> Path:
+    """The folder of a path, ``~`` being the home folder.
+
+    Raises:
+        DataError: It is no path, or an empty one.
+    """
+    if not isinstance(path, str | os.PathLike) or not str(path).strip():
+        raise DataError(f"a value is kept in a folder; got {path!r:.80}. Pass the folder's path.")
+    return Path(path).expanduser()
 
 
 def _own_files(target: Path) -> list[str]:

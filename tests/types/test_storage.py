@@ -219,6 +219,66 @@ def test_what_cannot_be_loaded_says_why(tmp_path):
         load(path)
 
 
+CHAIN = ("prompts", "rollouts", "scored")
+
+
+def broken(manifest: dict, change: str):
+    """The manifest with one thing wrong."""
+    whole = json.loads(json.dumps(manifest))
+    first, last = whole["links"][0], whole["links"][-1]
+    forms = {
+        "a list": [whole],
+        "text": "manifest",
+        "null": None,
+        "no schema": {"links": whole["links"]},
+        "schema true": whole | {"nbrl": True},
+        "schema text": whole | {"nbrl": "1"},
+        "schema 0": whole | {"nbrl": 0},
+        "no links": {"nbrl": 1},
+        "links empty": whole | {"links": []},
+        "links an object": whole | {"links": {"a": 1}},
+        "a link of text": whole | {"links": ["prompts"]},
+        "no file": whole | {"links": [{"name": "prompts", "spec": {}}]},
+        "file a number": whole | {"links": [first | {"file": 3}]},
+        "file elsewhere": whole | {"links": [first | {"file": "../prompts-00000000.parquet"}]},
+        "unknown name": whole | {"links": [first | {"name": "answers"}]},
+        "spec a list": whole | {"links": [first | {"spec": []}]},
+        "no parents": whole | {"links": [last]},
+        "parents swapped": whole | {"links": whole["links"][::-1]},
+        "a link left out": whole | {"links": [first, last]},
+        "columns of another": whole | {"links": [first | {"file": last["file"]}]},
+    }
+    return forms[change]
+
+
+CHANGES = (
+    "a list", "text", "null", "no schema", "schema true", "schema text", "schema 0", "no links",
+    "links empty", "links an object", "a link of text", "no file", "file a number",
+    "file elsewhere", "unknown name", "spec a list", "no parents", "parents swapped",
+    "a link left out", "columns of another",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_damaged_form_of_a_manifest_is_an_error_of_ours(tmp_path, change):
+    make_scored(make_rollouts(make_prompts(1), [1]), [1.0]).save(tmp_path)
+    file = tmp_path / storage.MANIFEST
+    manifest = json.loads(file.read_text())
+    assert tuple(link["name"] for link in manifest["links"]) == CHAIN
+    file.write_text(json.dumps(broken(manifest, change)))
+    with pytest.raises(DataError, match=r"damaged|Columns given"):
+        load(tmp_path)
+
+
+def test_a_manifest_that_is_no_text_is_an_error_of_ours(tmp_path):
+    make_prompts(1).save(tmp_path)
+    (tmp_path / storage.MANIFEST).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="not an nbrl manifest"):
+        load(tmp_path)
+    with pytest.raises(DataError, match=r"got ''\. Pass the folder's path"):
+        load("")
+
+
 def test_other_tools_can_read_the_files(tmp_path):
     rollouts = make_rollouts(make_prompts(2), [1, 3])
     rollouts.save(tmp_path / "value")
