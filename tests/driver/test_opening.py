@@ -27,7 +27,7 @@ def test_all_that_is_wrong_comes_in_one_message(tmp_path, monkeypatch):
             trainer=Trainer(optimizer=Optimizer(lr=-1.0), critic=Critic(path="./nothing")),
             prompts="rows.jsonl",
             seed=-1,
-            name="a/b",
+            name="a\nb",
             run_dir=tmp_path / "file" / "run",
         )
     assert time.monotonic() - start < 20
@@ -35,13 +35,13 @@ def test_all_that_is_wrong_comes_in_one_message(tmp_path, monkeypatch):
         "Lora.rank", "Engine.max_batch", "Optimizer.lr", "place 'mars' is unknown; known: local",
         "progress 'loud' is unknown", "Model('nobody/has-this') leads nowhere",
         "Critic.path: Model('./nothing') leads nowhere", "rows.jsonl: there is no such file",
-        "seed must be a whole number >= 0; got -1", "name must be a word without slashes",
+        "seed must be a whole number >= 0; got -1", "name must be a text that can name a folder",
         "file is a file; pass another folder",
     ]  # fmt: skip
     lines = str(raised.value).splitlines()
     assert lines[0] == f"connect: {len(phrases)} problems"
-    for line, phrase in zip(lines[1:], phrases, strict=True):
-        assert phrase in line
+    for phrase in phrases:
+        assert sum(phrase in line for line in lines[1:]) == 1, phrase
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
@@ -50,9 +50,9 @@ def test_an_unknown_place_alone_is_an_unknown_name():
         nbrl.connect("mars")
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", "two\nlines"])
+@pytest.mark.parametrize("name", ["", " ", "a/..", "..", "two\nlines"])
 def test_a_name_must_be_able_to_name_a_folder(name):
-    with pytest.raises(ConfigError, match="name must be a word without slashes"):
+    with pytest.raises(ConfigError, match="name must be a text that can name a folder"):
         nbrl.connect(name=name)
 
 
@@ -93,6 +93,14 @@ def test_paths_are_welcome_wherever_a_path_is_meant(tmp_path, monkeypatch):
         prompts.save("~/kept")
         assert len(nbrl.load("~/kept")) == 1
     assert (tmp_path / "kept").is_dir()
+
+
+def test_a_resume_is_judged_like_any_other_request(tmp_path):
+    with pytest.raises(ConfigError) as raised:
+        nbrl.connect("mars", resume="", engine=Engine(max_batch=0), prompts="rows.jsonl", seed=-1)
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "connect: 5 problems"
+    assert "resume must be a folder's path; got ''" in lines[-1]
 
 
 def test_prompts_that_cannot_be_drawn_from(tmp_path):
