@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 import nbrl
-from nbrl.backends.models import ASSETS
+from nbrl.backends.checkpoints import ASSETS
 from nbrl.backends.rewards import http, load_reward
 from nbrl.errors import ConfigError, RewardError
 from tests.backends.rewards.faulty import faulty_server
