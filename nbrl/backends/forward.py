@@ -25,10 +25,10 @@ def response_logits(module: nn.Module, batch: MicroBatch) -> Tensor:
     once, and the last token is not fed, since nothing is scored by it. The head works in float32
     whatever the dtype of the module: bfloat16 logits lose the second digit of a log-prob.
     """
-    with _float32_head(module) as call:
-        logits = shared_logits(module, batch, lambda inputs: call(inputs).logits)
+    with float32_head(module) as call:
+        logits = shared_logits(module, batch, lambda inputs: call(**inputs).logits)
         if logits is None:
-            logits = call(_response_inputs(batch)).logits
+            logits = call(**_response_inputs(batch)).logits
     return logits
 
 
@@ -42,8 +42,8 @@ def response_logits_and_balance(
     """
     if not wanted:
         return response_logits(module, batch), None
-    with _float32_head(module) as call:
-        said = call({**_response_inputs(batch), "output_router_logits": True})
+    with float32_head(module) as call:
+        said = call(**_response_inputs(batch), output_router_logits=True)
     return said.logits, said.aux_loss
 
 
@@ -119,20 +119,24 @@ def _inputs(batch: MicroBatch) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _float32_head(module: Any) -> Iterator[Callable[[dict[str, Any]], Any]]:
-    """Calls the module with these inputs; its head computes logits in float32."""
+def float32_head(module: Any) -> Iterator[Callable[..., Any]]:
+    """Yields the module's forward, whose head computes logits in float32, whatever its dtype."""
     head = module.get_output_embeddings()
     weights = dict(head.named_parameters())
     if all(weight.dtype == torch.float32 for weight in weights.values()):
-        yield lambda inputs: module(**inputs)
+        yield module
         return
-    place = next(name for name, submodule in module.named_modules() if submodule is head)
+    place = next(name for name, part in module.named_modules() if part is head)
     wide = {f"{place}.{name}": weight.float() for name, weight in weights.items()}
 
-    def call(inputs: dict[str, Any]) -> Any:
+    def call(**inputs: Any) -> Any:
         return torch.func.functional_call(module, wide, kwargs=inputs, tie_weights=False)
 
-    handle = head.register_forward_pre_hook(lambda _, arguments: (arguments[0].float(),))
+    # To the dtype of the weights as they are at the call: a hook that an interrupt left behind
+    # does nothing.
+    handle = head.register_forward_pre_hook(
+        lambda part, arguments: (arguments[0].to(next(part.parameters()).dtype),)
+    )
     try:
         yield call
     finally:

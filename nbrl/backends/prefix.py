@@ -17,6 +17,7 @@ from nbrl.protocols import MicroBatch
 WORTH_TOKENS = 512
 """Prompt tokens that sharing must save: one more pass through the layers costs about as much."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
+"""The layers that cache keys and values, as transformers names them."""
 
 
 def shared_logits(

@@ -1,7 +1,7 @@
 """Where a session's next prompts come from: a cursor over epochs in a seeded order.
 
-May import ``types`` and ``errors``. The cursor is one integer, kept by whoever draws; the same
-source, cursor and count give the same prompts, whatever was drawn before.
+May import ``splitmix``, ``types`` and ``errors``. The cursor is one integer, kept by whoever draws;
+the same source, cursor and count give the same prompts, whatever was drawn before.
 """
 
 import hashlib
@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from nbrl.backends.splitmix import GAMMA, mixed
 from nbrl.errors import ConfigError
 from nbrl.types import Prompts
 from nbrl.types.columns import with_columns
 from nbrl.types.samples import PROMPT_COLUMNS
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -90,15 +88,13 @@ def prompts_source(prompts: Prompts, *, seed: int, name: str = "prompts") -> Pro
 def seeded_order(count: int, key: str) -> np.ndarray:
     """A permutation of ``0 .. count - 1`` that depends on the key only.
 
-    Sorts the indices by a hash (SplitMix64, Steele et al. 2014) of key and index, so that it is
-    the same on every machine and with every version of numpy.
+    Sorts the indices by a hash of key and index, so that it is the same on every machine and with
+    every version of numpy.
     """
     start = np.uint64(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little"))
     with np.errstate(over="ignore"):
-        z = start + (np.arange(count, dtype=np.uint64) + np.uint64(1)) * _GOLDEN
-        z = (z ^ (z >> np.uint64(30))) * _MIX[0]
-        z = (z ^ (z >> np.uint64(27))) * _MIX[1]
-    return np.argsort(z ^ (z >> np.uint64(31)), kind="stable")
+        z = start + (np.arange(count, dtype=np.uint64) + np.uint64(1)) * GAMMA
+    return np.argsort(mixed(z), kind="stable")
 
 
 def fingerprint(prompts: Prompts) -> str:

@@ -1,18 +1,21 @@
 """Attention for one new token a row that reads each cached key once; imports torch, transformers.
 
-Grouped-query models share a key-value head among several query heads. The library's sdpa path
-copies the whole cache to every query head at each token when there is a mask; here the query
-heads of a group stand as rows of one attention problem, and nothing is copied.
+May import ``backends.forward``. Grouped-query models share a key-value head among several query
+heads. The library's sdpa path copies the whole cache to every query head at each token when there
+is a mask; here the query heads of a group stand as rows of one attention problem, and nothing is
+copied.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from nbrl.backends.forward import float32_head
 
 NAME = "nbrl_grouped"
 
@@ -58,29 +61,9 @@ def decoding(module: Any) -> Iterator[Callable[..., Any]]:
         module.eval()
         if attention == "sdpa":
             config._attn_implementation = NAME
-        with torch.inference_mode(), _float32_head(module) as forward:
+        with torch.inference_mode(), float32_head(module) as forward:
             yield forward
     finally:
         config._attn_implementation = attention
         for part, training in modes:
             part.training = training
-
-
-@contextmanager
-def _float32_head(module: Any) -> Iterator[Callable[..., Any]]:
-    """A forward whose logits are computed in float32, whatever the dtype of the weights."""
-    head = module.get_output_embeddings()
-    weights = dict(head.named_parameters())
-    if all(weight.dtype == torch.float32 for weight in weights.values()):
-        yield module
-        return
-    place = next(name for name, part in module.named_modules() if part is head)
-    wide = {f"{place}.{name}": weight.float() for name, weight in weights.items()}
-
-    def forward(**inputs: Any) -> Any:
-        return torch.func.functional_call(module, wide, kwargs=inputs, tie_weights=False)
-
-    with ExitStack() as stack:
-        handle = head.register_forward_pre_hook(lambda _, arguments: (arguments[0].float(),))
-        stack.callback(handle.remove)
-        yield forward

@@ -1,6 +1,7 @@
 """The embedded rollout engine: transformers in this process, on the trainer's own weights.
 
-May import ``protocols``, ``config``, ``errors``, ``backends.models`` and this room.
+May import ``protocols``, ``config``, ``errors``, ``backends.models``, ``backends.prefix`` and this
+room.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,12 +15,12 @@ from nbrl.backends.engines.attention import decoding
 from nbrl.backends.engines.decoder import Decoder, Ends, Finished, Samples
 from nbrl.backends.engines.requests import check_prompts
 from nbrl.backends.models import LoadedModel
+from nbrl.backends.prefix import LAYER_TYPES
 from nbrl.config import Sampling
 from nbrl.errors import ConfigError, RolloutError
 from nbrl.protocols import Advance, Generation, GenerationRequest
 
 ATTENTIONS = ("sdpa", "eager")
-LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class HFEngine:

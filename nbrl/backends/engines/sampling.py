@@ -1,15 +1,16 @@
 """Draws tokens from logits, each row from its own counter-based stream; imports torch and numpy.
 
-May import ``config`` and ``errors``. A row's draw depends on its logits, its seed and its position
-only, so a batch may be cut, sorted and refilled without changing what anyone gets. Rounding of the
-logits (about 1e-7, it varies with the batch's shape) moves a draw only where the uniform number
-falls that close to a boundary between two tokens.
+May import ``backends.splitmix``, ``config`` and ``errors``. A row's draw depends on its logits, its
+seed and its position only, so a batch may be cut, sorted and refilled without changing what anyone
+gets. Rounding of the logits (about 1e-7, it varies with the batch's shape) moves a draw only where
+the uniform number falls that close to a boundary between two tokens.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nbrl.backends.splitmix import GAMMA, mixed
 from nbrl.config import Sampling
 from nbrl.errors import RolloutError
 
@@ -20,18 +21,16 @@ TOP_P_CANDIDATES = 1024
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """One number in [0, 1) a row, a pure function of (seed, position).
 
-    The finaliser of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
-    generators"), applied to the seed and then to the seed's hash plus the position times the
-    golden gamma. 52 bits are kept, so that ``u * total < total`` also after rounding.
+    The finaliser of SplitMix64, applied to the seed and then to the seed's hash plus the position
+    times the golden gamma. 52 bits are kept, so that ``u * total < total`` also after rounding.
 
     Args:
         seeds: uint64 ``[B]``.
         positions: Index of the token in the answer, ``[B]``.
     """
-    gamma = np.uint64(0x9E3779B97F4A7C15)
     steps = positions.astype(np.uint64) + np.uint64(1)
-    mixed = _mix(_mix(seeds.astype(np.uint64) + gamma) + steps * gamma)
-    return (mixed >> np.uint64(12)).astype(np.float64) * 2.0**-52
+    hashed = mixed(mixed(seeds.astype(np.uint64) + GAMMA) + steps * GAMMA)
+    return (hashed >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
 
 def draw(logits: Tensor, uniform: np.ndarray, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -65,12 +64,6 @@ def draw(logits: Tensor, uniform: np.ndarray, sampling: Sampling) -> tuple[Tenso
         at = torch.from_numpy(uniform).to(logits.device)
         tokens = _draw_cut(logprobs, at, sampling)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def _draw_cut(logprobs: Tensor, uniform: Tensor, sampling: Sampling) -> Tensor:

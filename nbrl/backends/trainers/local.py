@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nbrl.backends.interrupts import after_returning, held_interrupts
+from nbrl.backends.trainers.devices import brought_back, device_of, placed
 from nbrl.backends.trainers.objectives import (
     Share,
     compute,
@@ -46,7 +47,8 @@ class LocalTrainer:
 
     The modules stay in evaluation mode: dropout of the checkpoint would make the log-probs of
     training other ones than those of sampling. Only a LoRA adapter's own dropout is on during a
-    step. The policy may be shared with an engine; it is changed in place.
+    step. The policy may be shared with an engine; it is changed in place. All models work on the
+    policy's device; micro-batches come from main memory, and columns go back there.
     """
 
     def __init__(  # noqa: PLR0913 - the parts that a trainer is made of
@@ -89,6 +91,7 @@ class LocalTrainer:
         self._load_teacher = teacher
         self._teachers: dict[str, nn.Module] = {}
         self._seed, self._updates, self._version = seed, 0, 0
+        self._device = device_of(policy)
 
     def annotate(
         self, batches: Sequence[MicroBatch], wanted: Sequence[str], advance: Advance
@@ -109,10 +112,12 @@ class LocalTrainer:
             raise StepError("annotate 'ref_logprobs': this trainer has no reference. Give it one.")
         if "ref_logprobs" in wanted and self._reference is None and self._load_reference:
             with torch.random.fork_rng(devices=[]):
-                self._reference = self._load_reference()
+                self._reference = self._load_reference().to(self._device)
         found: dict[str, list[Tensor]] = {name: [] for name in wanted}
         for batch in batches:
-            for name, column in annotated(self._models, self._reference, batch, wanted).items():
+            ((there,),) = placed([[batch]], self._device)
+            said = annotated(self._models, self._reference, there, wanted)
+            for name, column in brought_back(said).items():
                 found[name].append(column)
             advance(len(batch.rows), int(batch.mask.sum()))
         return found
@@ -131,7 +136,8 @@ class LocalTrainer:
         """
         _check_head(self._models, "lm", "probe")
         parameters = list(self._learners[0].parameters.values())
-        return probe_losses(self._models, parameters, batches, losses, advance)
+        (there,) = placed([batches], self._device)
+        return probe_losses(self._models, parameters, there, losses, advance)
 
     def step(
         self, minibatches: Sequence[Sequence[MicroBatch]], loss: Loss, advance: Advance
@@ -159,7 +165,7 @@ class LocalTrainer:
             learner.allocate()
         terms: list[LossTerms] = []
         try:
-            current = self._with_old_logprobs(minibatches, loss)
+            current = self._with_old_logprobs(placed(minibatches, self._device), loss)
             for batches, total in zip(current, counts, strict=True):
                 place = f"optimizer step {len(terms) + 1} of {len(minibatches)}"
                 told = prepare(models, batches, loss)
@@ -187,7 +193,8 @@ class LocalTrainer:
         models = self._models_for(loss)
         shares = []
         with torch.no_grad():
-            for batch in prepare(models, batches, loss):
+            (there,) = placed([batches], self._device)
+            for batch in prepare(models, there, loss):
                 shares.append(compute(models, batch, loss, total)[1])
                 advance(len(batch.rows), int(batch.mask.sum()))
         return merge(shares, total, loss)
@@ -246,7 +253,8 @@ class LocalTrainer:
             raise StepError("Distillation: this trainer cannot load a teacher. Give it a loader.")
         if loss.teacher not in self._teachers:
             with torch.random.fork_rng(devices=[]):
-                self._teachers = {loss.teacher: self._load_teacher(loss.teacher)}
+                teacher = self._load_teacher(loss.teacher)
+                self._teachers = {loss.teacher: teacher.to(self._device)}
         return dataclasses.replace(self._models, teacher=self._teachers[loss.teacher])
 
     def _shares(

@@ -91,7 +91,8 @@ class Learner:
         for master in self.masters.values():
             if master not in self._optimizer.state:
                 self._optimizer.state[master] = {
-                    "step": torch.zeros((), dtype=torch.float32),
+                    # beside its parameter, as the fused kernel wants it
+                    "step": torch.zeros((), dtype=torch.float32, device=master.device),
                     "exp_avg": torch.zeros_like(master, memory_format=torch.preserve_format),
                     "exp_avg_sq": torch.zeros_like(master, memory_format=torch.preserve_format),
                 }
@@ -140,7 +141,8 @@ class Learner:
         for name, master in self.masters.items():
             digest.update(name.encode())
             for tensor in (self.parameters[name], master, *self._optimizer.state[master].values()):
-                digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+                flat = tensor.detach().cpu().contiguous().flatten()
+                digest.update(flat.view(torch.uint8).numpy().data)
         digest.update(repr((self.lr, self._schedule.last_epoch)).encode())
 
 

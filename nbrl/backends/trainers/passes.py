@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from nbrl.backends import forward
 from nbrl.backends.models import ValueModel
+from nbrl.backends.trainers.devices import random_devices
 from nbrl.errors import ConfigError
 from nbrl.protocols import MicroBatch
 
@@ -94,7 +95,8 @@ def training(models: Models, *, dropout_seed: int | None) -> Iterator[None]:
     switched = models.checkpointed
     with ExitStack() as stack:
         if dropout_seed is not None and models.dropouts:
-            stack.enter_context(torch.random.fork_rng(devices=[]))
+            drawing = random_devices([models.policy])
+            stack.enter_context(torch.random.fork_rng(devices=drawing))
             torch.manual_seed(dropout_seed)
             switched += models.dropouts
         try:

@@ -31,7 +31,7 @@ def sketches(gradients: Sequence[Sequence[Tensor]]) -> list[np.ndarray]:
     rng = np.random.Generator(np.random.PCG64(_SEED))
     found = [np.zeros(SKETCH_SIZE) for _ in gradients]
     for tensors in zip(*gradients, strict=True):
-        flat = [tensor.detach().reshape(-1).numpy() for tensor in tensors]
+        flat = [tensor.detach().cpu().reshape(-1).numpy() for tensor in tensors]
         for start in range(0, len(flat[0]), _CHUNK):
             pieces = [f[start : start + _CHUNK] for f in flat]
             draw = rng.integers(0, 2 * SKETCH_SIZE, len(pieces[0]), dtype=np.uint16)

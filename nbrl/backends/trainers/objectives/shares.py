@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nbrl.backends.trainers.devices import brought_back
 from nbrl.errors import StepError
 from nbrl.functional.reductions import Totals, masked_sum
 from nbrl.protocols import LossTerms, MicroBatch
@@ -92,4 +93,5 @@ def finished(
             f"{place}: {said}; all must be finite. Nothing was changed. Look for NaN or "
             "infinity in rewards, advantages and log-probs, or lower the learning rate."
         )
-    return LossTerms(metrics=metrics, tokens=[share.tokens for share in shares], sketch=sketch)
+    tokens = [brought_back(share.tokens) for share in shares]
+    return LossTerms(metrics=metrics, tokens=tokens, sketch=sketch)

@@ -1,0 +1,52 @@
+"""Micro-batches on the device of the model that reads them; may import ``protocols`` and torch.
+
+The driver makes micro-batches in main memory and reads answers from there; what lies between is
+the trainer's.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from nbrl.protocols import MicroBatch
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where the module's parameters are."""
+    return next(module.parameters()).device
+
+
+def placed(
+    minibatches: Sequence[Sequence[MicroBatch]], device: torch.device
+) -> list[list[MicroBatch]]:
+    """The micro-batches with their tensors on the device; one that comes twice is moved once."""
+    done: dict[int, MicroBatch] = {}
+    for batch in (b for batches in minibatches for b in batches):
+        if id(batch) not in done:
+            done[id(batch)] = batch if batch.input_ids.device == device else _moved(batch, device)
+    return [[done[id(batch)] for batch in batches] for batches in minibatches]
+
+
+def brought_back(tokens: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Token columns in main memory, where the driver reads them."""
+    return {name: column.cpu() for name, column in tokens.items()}
+
+
+def random_devices(modules: Iterable[nn.Module]) -> list[torch.device]:
+    """The devices beside the processor whose random state the modules draw from."""
+    found = {device_of(module) for module in modules}
+    return [device for device in found if device.type == "cuda"]
+
+
+def _moved(batch: MicroBatch, device: torch.device) -> MicroBatch:
+    return dataclasses.replace(
+        batch,
+        input_ids=batch.input_ids.to(device),
+        attention_mask=batch.attention_mask.to(device),
+        mask=batch.mask.to(device),
+        temperature=batch.temperature.to(device),
+        columns={name: column.to(device) for name, column in batch.columns.items()},
+        per_row={name: column.to(device) for name, column in batch.per_row.items()},
+    )
