@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from nbrl.functional.estimators import Estimator, estimate
     from nbrl.notebook.compare import compare, runs
     from nbrl.notebook.connect import connect
+    from nbrl.notebook.lab.bench import reward_bench
+    from nbrl.notebook.lab.estimators import estimator_lab
     from nbrl.notebook.results import record
     from nbrl.notebook.views.browse import browse
     from nbrl.stages.advantages import compute_advantages
@@ -118,6 +120,7 @@ __all__ = [
     "durations",
     "errors",
     "estimate",
+    "estimator_lab",
     "functional",
     "load",
     "load_conversations",
@@ -127,6 +130,7 @@ __all__ = [
     "load_steps",
     "open_run",
     "record",
+    "reward_bench",
     "runs",
     "simulate",
 ]
@@ -172,6 +176,8 @@ _NAMES = {
     "nbrl.notebook.compare": ("compare", "runs"),
     "nbrl.notebook.connect": ("connect",),
     "nbrl.notebook.results": ("record",),
+    "nbrl.notebook.lab.bench": ("reward_bench",),
+    "nbrl.notebook.lab.estimators": ("estimator_lab",),
     "nbrl.notebook.views.browse": ("browse",),
     "nbrl.stages.advantages": ("compute_advantages",),
     "nbrl.stages.buffer": ("Plan",),

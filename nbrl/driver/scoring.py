@@ -13,6 +13,7 @@ import pyarrow as pa
 from nbrl.backends.rewards import Outcome, score_samples
 from nbrl.config import kind_problems, to_spec
 from nbrl.config.rules import among
+from nbrl.driver.progress import Progress
 from nbrl.driver.rewards import Combine, asked_rewards, refuse
 from nbrl.driver.runtime import Runtime, Stopwatch
 from nbrl.errors import RewardError
@@ -38,6 +39,13 @@ def score(
             nothing was called.
         RewardError: A reward failed on a sample, and ``on_error`` is ``"raise"``.
     """
+    return score_showing(runtime.progress, rollouts, rewards, combine=combine, on_error=on_error)
+
+
+def score_showing(
+    progress: Progress, rollouts: Rollouts, rewards: Any, *, combine: Any, on_error: str
+) -> Scored:
+    """As :func:`score`, without a session."""
     watch = Stopwatch()
     prompts = rollouts.prompts if isinstance(rollouts, Rollouts) else None
     asked = asked_rewards(rewards, combine, prompts)
@@ -49,7 +57,7 @@ def score(
     every = _rows(rollouts, whole=whole)
     rows = [row for row, keep in zip(every, good, strict=True) if keep]
     found: dict[str, list[Outcome]] = {}
-    with runtime.progress.phase("score", len(rows) * len(functions), "rewards") as advance:
+    with progress.phase("score", len(rows) * len(functions), "rewards") as advance:
         for name, function in functions.items():
             found[name] = _spread(
                 score_samples(function, rows, on_error=on_error, advance=advance), good

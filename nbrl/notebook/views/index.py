@@ -72,6 +72,9 @@ def _reward_columns(chain: Chain) -> Iterator[Column]:
     names = summaries.reward_names(chain.scored)
     for name in names if len(names) > 1 else ():
         yield number(f"reward {name}", summaries.floats(table.column(name)))
+    for field in table.schema:
+        if "/" in field.name and pa.types.is_floating(field.type):
+            yield number(f"reward {field.name}", summaries.floats(table.column(field.name)))
     yield _words("status", table.column("status"))
 
 

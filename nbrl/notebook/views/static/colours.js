@@ -28,6 +28,7 @@ export function makeScale(column, policyOnly) {
     return ramp(DIVERGING, centre - reach, centre + reach, sorted);
   }
   const [low, high] = [at(0.02), at(0.98)];
+  if (low === high) return { pick: () => null, legend: [[null, low]], note: "nearly all the same" };
   return column.high === "low" ? ramp(RISING, high, low, sorted) : ramp(RISING, low, high, sorted);
 }
 

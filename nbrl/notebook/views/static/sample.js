@@ -41,9 +41,14 @@ function stepColour(picker, paint) {
 
 function drawFacts(sample) {
   const rows = sample.facts.map(([name, value]) =>
-    make("div", { class: "nb-fact" }, make("dt", {}, visible(name)),
-      make("dd", { dir: "auto" }, typeof value === "number" ? number(value) : visible(value, true))));
-  return make("dl", { class: "nb-facts" }, ...rows);
+    make("div", { class: "nb-fact" }, make("span", { class: "nb-name" }, visible(name)), " ",
+      make("span", { class: "nb-said", dir: "auto" }, factText(value))));
+  return make("div", { class: "nb-facts" }, ...rows);
+}
+
+function factText(value) {
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  return typeof value === "number" ? number(value) : visible(value, true);
 }
 
 function drawRewards(sample) {

@@ -1,0 +1,1 @@
+"""Views that compare: estimators, losses, rewards, policies; and what samples look like."""
