@@ -12,6 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from nbrl.errors import ConfigError, DataError
 from nbrl.types import Prompts
 
+SHOWN = 5
+"""How many bad prompts a message names."""
+
 
 def encode_prompts(prompts: Prompts, tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
     """The token ids of each prompt, in order.
@@ -24,24 +27,46 @@ def encode_prompts(prompts: Prompts, tokenizer: PreTrainedTokenizerBase) -> list
 
     Raises:
         ConfigError: A row has messages and the tokenizer no chat template.
-        DataError: A row cannot be rendered or encoded, or has no tokens; its id is named.
+        DataError: Rows that cannot be rendered or encoded, or have no text or no tokens; their ids
+            are named.
     """
     table = prompts.table
-    if "token_ids" in table.column_names:
-        return [tuple(ids) for ids in table.column("token_ids").to_pylist()]
     ids, texts, messages = (
         table.column(name).to_pylist() for name in ("prompt_id", "prompt", "messages")
     )
+    if "token_ids" in table.column_names:
+        given = [tuple(row or ()) for row in table.column("token_ids").to_pylist()]
+        _check_tokens(ids, given)
+        return given
+    empty = [i for i, t, m in zip(ids, texts, messages, strict=True) if t is None and m is None]
+    if empty:
+        raise DataError(
+            f"{len(empty)} prompts have neither text nor messages: {_some(empty)}. Give them some, "
+            "or leave them out."
+        )
     if any(m is not None for m in messages) and tokenizer.chat_template is None:
         raise ConfigError(
             "the prompts are messages and the model's tokenizer has no chat template. Load them "
             "with apply_chat_template=False, or use a model that was tuned for chat."
         )
     encoded = _encode_all(tokenizer, ids, texts, messages)
-    for prompt_id, tokens in zip(ids, encoded, strict=True):
-        if not tokens:
-            raise DataError(f"prompt {prompt_id!r} has no tokens; give it some text.")
+    _check_tokens(ids, encoded)
     return encoded
+
+
+def _check_tokens(ids: Sequence[str], rows: Sequence[tuple[int | None, ...]]) -> None:
+    """Raise where a prompt has no tokens, or a null among them."""
+    empty = [i for i, row in zip(ids, rows, strict=True) if not row or None in row]
+    if empty:
+        raise DataError(
+            f"{len(empty)} prompts have no tokens, or a null among them: {_some(empty)}. Give them "
+            "some text, or leave them out."
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
 
 
 def beginning_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
@@ -79,7 +104,8 @@ def _encode_one(
     except Exception as error:
         raise DataError(
             f"prompt {prompt_id!r} cannot be encoded: {type(error).__name__}: {error}. Given: "
-            f"{(messages or text)[:80]!r}. Use text that the model's tokenizer and template know."
+            f"{(messages or text or '')[:80]!r}. Use text that the model's tokenizer and template "
+            "know."
         ) from error
 
 

@@ -93,17 +93,13 @@ def parameters_of(notebook: Path) -> dict[str, str]:
     Raises:
         DataError: It is no notebook, or has not exactly one cell tagged ``parameters``.
     """
-    try:
-        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{notebook} is not a notebook: {error!r}.") from error
-    tagged = [c for c in cells if "parameters" in c["metadata"].get("tags", [])]
+    tagged = [c for c in _cells(notebook) if "parameters" in c["metadata"].get("tags", ())]
     if len(tagged) != 1:
         raise DataError(
             f"{notebook} needs exactly one cell tagged 'parameters'; it has {len(tagged)}."
         )
     found = {}
-    for statement in ast.parse("".join(tagged[0]["source"])).body:
+    for statement in _parsed(notebook, "".join(tagged[0]["source"])).body:
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             found |= {
@@ -112,8 +108,58 @@ def parameters_of(notebook: Path) -> dict[str, str]:
     return found
 
 
+def _cells(notebook: Path) -> list[dict[str, Any]]:
+    """The cells of a notebook, each a mapping with metadata and source."""
+    # Not at the top: a batch is begun by those who have Jupyter.
+    import nbformat
+
+    try:
+        text = notebook.read_text(encoding="utf-8")
+        nbformat.validate(nbformat.reads(text, as_version=4))
+        return json.loads(text)["cells"]
+    except Exception as error:
+        why = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise DataError(
+            f"{notebook} is not a notebook (nbformat 4): {type(error).__name__}: {why}. Pass an "
+            ".ipynb file that Jupyter can open."
+        ) from error
+
+
+def _parsed(notebook: Path, source: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        raise DataError(
+            f"{notebook}: the parameters cell is no Python, line {error.lineno}: {error.msg}: "
+            f"{(error.text or '').strip()!r}. Mend the cell; magics have no place in it."
+        ) from error
+
+
+def _kind_problem(name: str, value: Any, default: str) -> str | None:
+    """Why a value cannot stand where the notebook has this default; None where it can.
+
+    A whole number may stand for a float; a default of ``None`` or an expression takes anything.
+    """
+    try:
+        own = ast.literal_eval(default)
+    except ValueError:
+        return None
+    kinds = {bool: bool, int: int, float: float | int, str: str, list: list, tuple: list}
+    wanted = kinds.get(type(own))
+    wrong_bool = isinstance(value, bool) and not isinstance(own, bool)
+    if wanted is None or (isinstance(value, wanted) and not wrong_bool):
+        return None
+    return (
+        f"{name} is {type(own).__name__} in the notebook ({name}={default}); got "
+        f"{type(value).__name__} {value!r:.80}"
+    )
+
+
 def check_parameters(notebook: Path, given: Mapping[str, Any]) -> None:
-    """Raise a ConfigError that lists every parameter which the notebook does not have."""
+    """Raise a ConfigError that lists every parameter which the notebook does not have.
+
+    A value of another kind than the notebook's own default is one of them.
+    """
     known = parameters_of(notebook)
     settable = ", ".join(f"{k}={v}" for k, v in known.items() if k != "run_folder")
     problems = [
@@ -121,6 +167,8 @@ def check_parameters(notebook: Path, given: Mapping[str, Any]) -> None:
         for name in given
         if name not in known
     ]
+    kinds = (_kind_problem(n, v, known[n]) for n, v in given.items() if n in known)
+    problems += [problem for problem in kinds if problem]
     if "run_folder" not in known:
         problems.append("its parameters cell does not set run_folder; add it")
     if "run_folder" in given:
@@ -142,7 +190,14 @@ def _read_summary(run_folder: Path) -> dict[str, Any]:
     file = run_folder / SUMMARY
     if not file.is_file():
         raise DataError(f"the notebook wrote no {file}; its last cell must.")
-    summary = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} is not JSON: {error}; the notebook's last cell wrote it.") from (
+            error
+        )
+    if not isinstance(summary, dict):
+        raise DataError(f"{file} must hold an object; it holds {type(summary).__name__}.")
     missing = sorted(SUMMARY_KEYS - set(summary))
     if missing:
         raise DataError(f"{file} lacks {missing}; the notebook's last cell must write them.")
@@ -163,8 +218,10 @@ def _execute_once(
     """What an equal call left in ``folder``, or else a new execution."""
     record, digest = folder / RECORD, _digest(notebook, parameters)
     if record.is_file() and not again:
-        done = json.loads(record.read_text(encoding="utf-8"))
-        if done["digest"] == digest:
+        done = _read_record(record)
+        if done is None:
+            print(f"{record} is damaged, so the notebook runs once more.", file=sys.stderr)
+        elif done["digest"] == digest and (folder / done["run"] / SUMMARY).is_file():
             print(f"{notebook} was executed before and nothing changed; --again runs it once more.")
             return Executed(
                 notebook=folder / notebook.name,
@@ -176,6 +233,17 @@ def _execute_once(
     done = {"digest": digest, "run": executed.run_folder.name, "seconds": executed.seconds}
     record.write_text(json.dumps(done), encoding="utf-8")
     return executed
+
+
+def _read_record(record: Path) -> dict[str, Any] | None:
+    """What an execution left behind; None where that is damaged."""
+    kinds = {"digest": str, "run": str, "seconds": int | float}
+    try:
+        done = json.loads(record.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    whole = isinstance(done, dict) and all(isinstance(done.get(k), t) for k, t in kinds.items())
+    return done if whole else None
 
 
 def report(executed: Executed) -> str:
@@ -205,7 +273,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="also where nothing changed")
     options = parser.parse_args(arguments)
     try:
-        parameters = dict(_parameter(text) for text in options.parameter)
+        known = parameters_of(options.notebook)
+        parameters = dict(_parameter(text, known) for text in options.parameter)
         check_parameters(options.notebook, parameters)
     except NbrlError as error:
         print(error, file=sys.stderr)
@@ -219,15 +288,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parameter(text: str) -> tuple[str, Any]:
-    """A name and its value: JSON where it reads as such, the text itself elsewhere."""
+def _parameter(text: str, known: Mapping[str, str]) -> tuple[str, Any]:
+    """A name and its value: JSON where it reads as such, the text itself elsewhere.
+
+    Where the notebook's default is a text, the value is one too: ``-p tag=1`` is ``"1"``.
+    """
     name, equals, value = text.partition("=")
     if not equals:
         raise DataError(f"-p takes NAME=VALUE; got {text!r}.")
+    if _is_text(known.get(name)):
+        return name, value
     try:
         return name, json.loads(value)
     except ValueError:
         return name, value
+
+
+def _is_text(default: str | None) -> bool:
+    try:
+        return default is not None and isinstance(ast.literal_eval(default), str)
+    except ValueError:
+        return False
 
 
 if __name__ == "__main__":

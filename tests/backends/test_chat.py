@@ -94,9 +94,27 @@ def test_the_prompt_that_cannot_be_encoded_is_named():
     assert encode_prompts(prompts_of({"prompt": "7+5="}), strict) == [(0,)]
     with pytest.raises(DataError, match=r"prompt 'p-1' cannot be encoded.*7\+5=\?"):
         encode_prompts(prompts_of({"prompt": "7+5="}, {"prompt": "7+5=?"}), strict)
-    with pytest.raises(DataError, match="prompt 'p-0' has no tokens"):
+    with pytest.raises(DataError, match="1 prompts have no tokens, or a null among them: p-0"):
         encode_prompts(prompts_of({"prompt": ""}), word_tokenizer("$A"))
     tokenizer = word_tokenizer("$A")
     tokenizer.chat_template = "{{ raise_exception('user must speak first') }}"
     with pytest.raises(DataError, match=r"prompt 'p-0'.*user must speak first"):
         encode_prompts(prompts_of(chat("hello")), tokenizer)
+
+
+def test_prompts_without_text_or_with_a_null_token_are_named(random_policy):
+    columns = {
+        "prompt_id": pa.array([f"p-{i}" for i in range(8)]),
+        "prompt": pa.array(["1+1=", *[None] * 7], pa.string()),
+        "messages": pa.nulls(8, pa.string()),
+        "label": pa.nulls(8, pa.string()),
+        "metadata": pa.array(["{}"] * 8),
+    }
+    with pytest.raises(
+        DataError, match=r"7 prompts have neither text nor messages: p-1, .* 2 more"
+    ):
+        encode_prompts(Prompts(table=pa.table(columns)), random_policy.tokenizer)
+    tokens = pa.array([[1], [], None, [1, None], *[[2]] * 4], pa.list_(pa.int32()))
+    given = Prompts(table=pa.table(columns | {"token_ids": tokens}))
+    with pytest.raises(DataError, match=r"3 prompts have no tokens.*: p-1, p-2, p-3"):
+        encode_prompts(given, random_policy.tokenizer)

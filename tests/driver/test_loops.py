@@ -73,7 +73,7 @@ REFUSED = [
         "callable as (rewards, group_ids, mask, *, kl, kl_coef, values, reward_clip)",
     ),
     (recipe(rewards="no_such.py"), "there is no Python file"),
-    (recipe(rewards=None), "a reward is a callable or a path to a .py file; got NoneType None"),
+    (recipe(rewards=None), "got NoneType None"),
     (recipe(rewards={"": exact}), "a reward's key must be a word without dots and slashes; got ''"),
     (recipe(rewards=takes_topic), "'takes_topic' asks for ['topic']; the data has the columns"),
     (recipe(combine={"reward": "x"}), "the weight of 'reward' must be a finite number; got 'x'"),

@@ -46,11 +46,80 @@ def test_unknown_parameters_stop_before_anything_runs(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("text", ["no notebook", "{}"])
+@pytest.mark.parametrize(
+    "text",
+    ["no notebook", "{}", "[]", "3", '{"cells": 5}', '{"cells": [3], "nbformat": 4}', "\ufffd"],
+)
 def test_what_is_no_notebook_says_so(tmp_path, text):
     (tmp_path / "a.ipynb").write_text(text)
     with pytest.raises(DataError, match="is not a notebook"):
         batch.parameters_of(tmp_path / "a.ipynb")
+    assert batch.main([str(tmp_path / "a.ipynb"), str(tmp_path / "out")]) == 2
+    assert batch.main([str(tmp_path / "none.ipynb"), str(tmp_path / "out")]) == 2
+
+
+def test_a_parameters_cell_that_is_no_python_says_so(tmp_path):
+    notebook = make_notebook(tmp_path / "a.ipynb", parameters="steps = 3\n%matplotlib inline\n")
+    with pytest.raises(DataError, match=r"no Python, line 2: .*'%matplotlib inline'"):
+        batch.parameters_of(notebook)
+
+
+KINDS = """
+steps = 3
+lr = 1e-3
+big = True
+name = "tiny"
+sizes = [1, 2]
+limit = None
+top = 2 * 3
+run_folder = "runs/x"
+"""
+
+
+def test_values_are_of_the_kind_of_the_notebook_s_own(tmp_path, capsys):
+    notebook = make_notebook(tmp_path / "a.ipynb", parameters=KINDS)
+    right = {"steps": 4, "lr": 1, "big": False, "name": "5", "sizes": [], "limit": 3, "top": "x"}
+    batch.check_parameters(notebook, right)
+    wrong = {"steps": "abc", "lr": "0.1", "big": 1, "name": 5, "sizes": 3, "limit": "any"}
+    with pytest.raises(ConfigError) as raised:
+        batch.check_parameters(notebook, wrong)
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "execute a.ipynb: 5 problems"
+    assert "steps is int in the notebook (steps=3); got str 'abc'" in lines[1]
+    for name, line in zip(("steps", "lr", "big", "name", "sizes"), lines[1:], strict=True):
+        assert f"  - {name} is" in line
+    for value in (True, 2.5):
+        with pytest.raises(ConfigError, match="steps is int in the notebook"):
+            batch.check_parameters(notebook, {"steps": value})
+    assert batch.main([str(notebook), str(tmp_path / "out"), "-p", "steps=abc"]) == 2
+    assert "got str 'abc'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_stays_a_text_whatever_it_looks_like():
+    known = {"name": "'tiny'", "steps": "3", "limit": "None"}
+    assert batch._parameter("name=5", known) == ("name", "5")
+    assert batch._parameter("steps=5", known) == ("steps", 5)
+    assert batch._parameter("limit=true", known) == ("limit", True)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"digest": 1, "run": "run-1", "seconds": 1}'])
+def test_a_damaged_record_of_an_execution_is_none(tmp_path, text):
+    (tmp_path / "done.json").write_text(text)
+    assert batch._read_record(tmp_path / "done.json") is None
+    (tmp_path / "done.json").write_text('{"digest": "a", "run": "run-1", "seconds": 1}')
+    assert batch._read_record(tmp_path / "done.json") == {
+        "digest": "a",
+        "run": "run-1",
+        "seconds": 1,
+    }
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "is not JSON"), ("[]", "must hold an object")])
+def test_a_summary_that_is_none_says_so(tmp_path, text, said):
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(DataError, match=said):
+        batch._read_summary(tmp_path)
 
 
 def test_a_notebook_without_parameters_says_so(tmp_path):
