@@ -3,6 +3,7 @@
 May import what the verbs may.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,10 +22,11 @@ from nbrl.config import (
     to_spec,
     whole_problems,
 )
+from nbrl.driver.checkpointing import write_metrics
 from nbrl.driver.learning import Course, batches_of, prepared, resolve, step
 from nbrl.driver.runtime import Runtime
 from nbrl.driver.seeds import derive
-from nbrl.errors import ConfigError, StepError
+from nbrl.errors import ConfigError, StepError, StoreError
 from nbrl.protocols import Measurer, Restorable
 from nbrl.stages.sequences import Sequences, sequences_of
 from nbrl.types import Examples, History, Metric, StepResult
@@ -208,6 +210,9 @@ def _put_best_back(runtime: Runtime, best: _Best) -> None:
         line: dict[str, float | int] = {"version": runtime.version, "best_version": best.version}
         runtime.records.append(line)
         runtime.unwritten.append(line)
+        # what the disk refuses stays in line, and the next step tries again and says so
+        with contextlib.suppress(StoreError):
+            write_metrics(runtime)
 
 
 def _note_scale(runtime: Runtime, plan: _Fit) -> bool:
