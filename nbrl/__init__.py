@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nbrl import errors, functional
+    from nbrl.backends.agents.returns import EnvironmentReward
     from nbrl.backends.datasets import load_prompts
     from nbrl.backends.examples import (
         load_conversations,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         KL,
         KTO,
         SFT,
+        Agent,
         Critic,
         Distillation,
         Engine,
@@ -75,10 +77,12 @@ __all__ = [
     "KTO",
     "SFT",
     "Advantaged",
+    "Agent",
     "Critic",
     "Distillation",
     "Durations",
     "Engine",
+    "EnvironmentReward",
     "Estimator",
     "Evaluation",
     "Examples",
@@ -136,6 +140,7 @@ __all__ = [
 ]
 
 _NAMES = {
+    "nbrl.backends.agents.returns": ("EnvironmentReward",),
     "nbrl.backends.datasets": ("load_prompts",),
     "nbrl.backends.examples": (
         "load_conversations",
@@ -145,6 +150,7 @@ _NAMES = {
     ),
     "nbrl.backends.rewards": ("Reward", "RewardModel", "RewardServer"),
     "nbrl.config": (
+        "Agent",
         "Critic",
         "DPO",
         "Distillation",

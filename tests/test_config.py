@@ -16,6 +16,7 @@ from nbrl.config import (
     KL,
     KTO,
     SFT,
+    Agent,
     Critic,
     Distillation,
     Engine,
@@ -41,7 +42,7 @@ from nbrl.errors import ConfigError
 DEFAULTS = [
     KL(), Critic(), Engine(), Lora(), Model(), Optimizer(), PolicyLoss(), Recipe(rewards=len),
     Sampling(), Shaping(), Trainer(), SFT(), RewardLoss(), DPO(), KTO(), Distillation("tiny"),
-    ProcessReward(), Overlap(), HeldOut(None), Store(),
+    ProcessReward(), Overlap(), HeldOut(None), Store(), Agent(len),
 ]  # fmt: skip
 
 
@@ -227,12 +228,13 @@ WRONG = {
     "object": object(), "set": {1}, "5": 5,
 }
 ANYTHING = {("Recipe", "rewards"), ("Recipe", "estimator"), ("Recipe", "combine")}
-ANYTHING |= {("HeldOut", "data")}
+ANYTHING |= {("Agent", "source"), ("HeldOut", "data")}
 said = {}
 for kind in checks.CHECKS:
     good = {
         "Recipe": {"rewards": len}, "Distillation": {"teacher": "x"}, "Engine": {"kind": "vllm"},
         "HeldOut": {"data": 1},
+        "Agent": {"source": len},
     }.get(kind.__name__, {})
     for field in dataclasses.fields(kind):
         if field.name == "_" or (kind.__name__, field.name) in ANYTHING:

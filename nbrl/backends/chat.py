@@ -76,6 +76,17 @@ def beginning_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, .
     return _beginning(tokenizer, whole, bare)
 
 
+def inside_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    """The ids of a text that stands between others: nothing is added to it."""
+    (ids,) = _ids(tokenizer, [text], add_special_tokens=False)
+    return ids
+
+
+def whole_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text of ids with special tokens shown, as a program reads a conversation."""
+    return cast(str, tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[Sequence[int]]) -> list[str]:
     """The text of each row of ids, special tokens left out: a view, never the record."""
     return [cast(str, tokenizer.decode(list(row), skip_special_tokens=True)) for row in ids]

@@ -3,6 +3,7 @@
 May import ``functional`` and ``errors``.
 """
 
+from nbrl.config.agents import Agent
 from nbrl.config.checks import check_config, kl_problems
 from nbrl.config.fitting import HeldOut
 from nbrl.config.objectives import (
@@ -45,6 +46,7 @@ __all__ = [
     "KTO",
     "SFT",
     "TRAINS_ON",
+    "Agent",
     "Critic",
     "Distillation",
     "Engine",

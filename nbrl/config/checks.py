@@ -7,6 +7,7 @@ starts work, so that all problems of a request come in one message.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from nbrl.config.agents import Agent, agent_problems
 from nbrl.config.objective_checks import OBJECTIVE_CHECKS
 from nbrl.config.overlap import Overlap, overlap_problems
 from nbrl.config.rules import (
@@ -288,6 +289,7 @@ CHECKS: Mapping[type, Check] = {
     Recipe: _recipe,
     Overlap: overlap_problems,
     Store: store_problems,
+    Agent: agent_problems,
     **OBJECTIVE_CHECKS,
 }
 

@@ -8,10 +8,12 @@ import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nbrl.backends import chat
+from nbrl.backends.agents.turns import Codec
 from nbrl.backends.arithmetic import arithmetic_source
 from nbrl.backends.datasets import load_prompts
 from nbrl.backends.encoding import Writer, token_ids_of, tokenize_examples
@@ -125,6 +127,11 @@ def open_session(
         source=source,
         encode=lambda prompts: chat.encode_prompts(prompts, policy.tokenizer),
         decode=lambda ids: chat.decode(policy.tokenizer, ids),
+        codec=Codec(
+            beginning=partial(chat.beginning_ids, policy.tokenizer),
+            inside=partial(chat.inside_ids, policy.tokenizer),
+            text=partial(chat.whole_text, policy.tokenizer),
+        ),
         has_critic=trainer.critic is not None,
         micro_batch_tokens=trainer.micro_batch_tokens,
         progress=Progress(make_sink),

@@ -1,15 +1,17 @@
 """The verbs ``next_prompts`` and ``rollout``: prompts to sampled answers.
 
-May import ``backends.interrupts`` and what ``runtime`` may.
+May import ``backends.agents``, ``backends.interrupts``, ``record`` and what ``runtime`` may.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
+from nbrl.backends.agents.loading import AgentFactory, load_agent
+from nbrl.backends.agents.traces import Trace, trace_of
+from nbrl.backends.agents.turns import Start, play
 from nbrl.backends.interrupts import held_interrupts
 from nbrl.config import (
+    Agent,
     Sampling,
     check_config,
     kind_problems,
@@ -18,11 +20,11 @@ from nbrl.config import (
     whole_problems,
 )
 from nbrl.driver.lineage import session_spec
+from nbrl.driver.record import rollout_table
 from nbrl.driver.runtime import Runtime, Stopwatch
 from nbrl.driver.seeds import derive
-from nbrl.protocols import Generation, GenerationRequest
-from nbrl.types import SOURCE_POLICY, SOURCE_PROMPT, Prompts, Rollouts
-from nbrl.types.columns import list_column
+from nbrl.protocols import Advance, GenerationRequest
+from nbrl.types import Prompts, Rollouts
 
 TRAINING, EVALUATION = "sample", "evaluate"
 """Branches of the seed tree: evaluating never changes what training will sample."""
@@ -51,43 +53,50 @@ def rollout(
     *,
     n: int,
     sampling: Sampling,
+    agent: Any = None,
     branch: str = TRAINING,
 ) -> Rollouts:
     """``n`` answers to each prompt, drawn by the policy as it is.
 
-    The seed of a sample is that of its place in the tree (run, version, prompt, sample), so the
-    same call gives the same answers. After Ctrl-C the answers that were finished are returned,
-    with ``spec["interrupted"]`` True, also where it came after the last of them.
+    With an agent, ``n`` episodes: the policy and the agent's environment speak in turns. Without
+    one, an episode is one turn. The seed of a sample is that of its place in the tree (run,
+    version, prompt, sample), so the same call gives the same answers. After Ctrl-C the episodes
+    that were finished are returned, with ``spec["interrupted"]`` True, also where it came after
+    the last of them.
 
     Raises:
-        ConfigError: Sampling settings, ``n`` or the prompts cannot work; nothing was generated.
+        ConfigError: Sampling settings, ``n``, the prompts or the agent cannot work; nothing was
+            generated.
     """
     kinds = {"prompts": (prompts, Prompts), "sampling": (sampling, Sampling)}
     problems = [*kind_problems(kinds), *whole_problems({"n": (n, 1)})]
     if isinstance(prompts, Prompts) and not len(prompts):
         problems.append("there are no prompts; pass at least one")
     judged = sampling if isinstance(sampling, Sampling) else None
-    check_config(f"rollout with n={shown(n)}", judged, extra=problems)
+    played_by = agent if isinstance(agent, Agent) or agent is None else Agent(agent)
+    check_config(f"rollout with n={shown(n)}", judged, played_by, extra=problems)
+    factory = None if played_by is None else load_agent(played_by.source)
     watch, n = Stopwatch(), int(n)
-    token_ids = runtime.encode(prompts)
-    prompt_ids = prompts.table.column("prompt_id").to_pylist()
-    path = (runtime.seed, branch, runtime.version, sampling.seed)
-    requests = [
-        GenerationRequest(
-            prompt_id=prompt_id,
-            token_ids=ids,
-            seeds=tuple(derive(*path, prompt_id, i) for i in range(n)),
-        )
-        for prompt_id, ids in zip(prompt_ids, token_ids, strict=True)
-    ]
-    wanted = len(prompts) * n
+    starts = _starts(runtime, prompts, n, (branch, sampling.seed), played_by)
     # Held but for the sampling itself, so that answers are kept whenever it comes.
     with held_interrupts() as held:
-        with runtime.progress.phase("rollout", wanted, "samples") as advance:
+        with runtime.progress.phase("rollout", len(starts), "samples") as advance:
             with held.striking():
-                generations = runtime.engine.generate(requests, sampling, advance)
-            if len(generations) < wanted:
-                runtime.progress.note(f"interrupted with {len(generations)} answers finished")
+                traces = (
+                    _answer(runtime, starts, n, sampling, advance)
+                    if factory is None or played_by is None
+                    else play(
+                        runtime.engine,
+                        factory,
+                        starts,
+                        agent=played_by,
+                        sampling=sampling,
+                        codec=runtime.codec,
+                        advance=advance,
+                    )
+                )
+            if len(traces) < len(starts):
+                runtime.progress.note(f"interrupted with {len(traces)} answers finished")
         spec = {
             "model": runtime.name,
             "tokenizer": runtime.spec["model"]["path"],
@@ -96,79 +105,67 @@ def rollout(
             "n": n,
             "sampling": to_spec(sampling),
             "seed": runtime.seed,
+            **_agent_spec(played_by, factory),
             "seconds": {"rollout": watch.read()},
             **session_spec(runtime),
         }
-        table = _table(runtime, requests, generations, spec)
-        interrupted = held.taken() or len(generations) < wanted
-        used = {g.prompt_id for g in generations}
-        kept = prompts.filter([p in used for p in prompt_ids])
+        table = rollout_table(traces, runtime.decode, spec)
+        interrupted = held.taken() or len(traces) < len(starts)
+        used = {t.prompt_id for t in traces}
+        ids = prompts.table.column("prompt_id").to_pylist()
+        kept = prompts.filter([p in used for p in ids])
         return Rollouts(table=table, prompts=kept, spec={**spec, "interrupted": interrupted})
 
 
-def _table(
-    runtime: Runtime,
-    requests: Sequence[GenerationRequest],
-    generations: Sequence[Generation],
-    spec: dict,
-) -> pa.Table:
-    """One row a finished sample, in the order of prompts and samples."""
+def _starts(
+    runtime: Runtime, prompts: Prompts, n: int, where: tuple[str, int], agent: Agent | None
+) -> list[Start]:
+    """Each sample's beginning, prompt by prompt; a single turn has one seed."""
+    branch, salt = where
+    path = (runtime.seed, branch, runtime.version, salt)
+    later = range(1, agent.max_turns if agent else 1)
+    table = prompts.table
+    rows = zip(
+        table.column("prompt_id").to_pylist(),
+        table.column("label").to_pylist(),
+        runtime.encode(prompts),
+        strict=True,
+    )
+    return [
+        Start(
+            prompt_id=prompt_id,
+            sample_index=i,
+            token_ids=ids,
+            label=label,
+            seeds=(
+                derive(*path, prompt_id, i),
+                *(derive(*path, prompt_id, i, "turn", t) for t in later),
+            ),
+        )
+        for prompt_id, label, ids in rows
+        for i in range(n)
+    ]
+
+
+def _answer(
+    runtime: Runtime, starts: Sequence[Start], n: int, sampling: Sampling, advance: Advance
+) -> list[Trace]:
+    """The traces of single turns: a prompt is asked once for all its samples."""
+    requests = [
+        GenerationRequest(
+            prompt_id=group[0].prompt_id,
+            token_ids=group[0].token_ids,
+            seeds=tuple(start.seeds[0] for start in group),
+        )
+        for group in (starts[i : i + n] for i in range(0, len(starts), n))
+    ]
     asked = {request.prompt_id: request for request in requests}
-    responses = runtime.decode([g.token_ids.tolist() for g in generations])
-    columns = _sample_columns(generations, asked, spec) | {
-        "response": pa.array(responses, pa.string()),
-        **_token_columns(generations, asked),
-    }
-    return pa.table(columns)
+    made = runtime.engine.generate(requests, sampling, advance)
+    return [trace_of(asked[g.prompt_id], g) for g in made]
 
 
-def _sample_columns(
-    generations: Sequence[Generation], asked: Mapping[str, GenerationRequest], spec: dict
-) -> dict[str, pa.Array]:
-    """The columns with one entry a sample, ids among them."""
-    version, sampling = spec["version"], spec["sampling"]
-    salt = f"s{sampling['seed']}" if sampling["seed"] else ""
-    groups = [f"{g.prompt_id}@{version}{salt}" for g in generations]
-    indices = [g.sample_index for g in generations]
-    seeds = [asked[g.prompt_id].seeds[g.sample_index] for g in generations]
-    versions = pa.array([g.version for g in generations], pa.int64())
-    reasons = [g.finish_reason for g in generations]
-    rows = len(generations)
-    return {
-        "sample_id": pa.array(
-            [f"{g}#{i}" for g, i in zip(groups, indices, strict=True)], pa.string()
-        ),
-        "prompt_id": pa.array([g.prompt_id for g in generations], pa.string()),
-        "group_id": pa.array(groups, pa.string()),
-        "finish_reason": pa.array(reasons, pa.string()),
-        "truncated": pa.array([r == "length" for r in reasons], pa.bool_()),
-        # Greedy answers have their log-probs at temperature 1.
-        "temperature": pa.array([sampling["temperature"] or 1.0] * rows, pa.float64()),
-        "seed": pa.array(seeds, pa.uint64()),
-        "version_min": versions,
-        "version_max": versions,
-        "num_turns": pa.array([1] * rows, pa.int32()),
-        "seconds": pa.array([g.seconds for g in generations], pa.float64()),
-        "error": pa.array([g.error for g in generations], pa.string()),
-    }
-
-
-def _token_columns(
-    generations: Sequence[Generation], asked: Mapping[str, GenerationRequest]
-) -> dict[str, pa.ListArray]:
-    """The columns with one entry a token: the prompt's first, with 0 where they do not apply."""
-    marks = np.array([SOURCE_PROMPT, SOURCE_POLICY], np.int8)
-    ids, source, logprobs, versions = [], [], [], []
-    for g in generations:
-        prompt = np.asarray(asked[g.prompt_id].token_ids, np.int32)
-        counts = (len(prompt), len(g.token_ids))
-        ids.append(np.concatenate([prompt, g.token_ids]))
-        source.append(np.repeat(marks, counts))
-        logprobs.append(np.concatenate([np.zeros(len(prompt), np.float32), g.logprobs]))
-        versions.append(np.repeat(np.array([0, g.version], np.int64), counts))
-    return {
-        "token_ids": list_column(ids, pa.int32()),
-        "source": list_column(source, pa.int8()),
-        "rollout_logprobs": list_column(logprobs, pa.float32()),
-        "policy_version": list_column(versions, pa.int64()),
-    }
+def _agent_spec(agent: Agent | None, factory: AgentFactory | None) -> dict[str, Any]:
+    if agent is None or factory is None:
+        return {}
+    named = {"name": factory.name, "fingerprint": factory.fingerprint}
+    return {"agent": {**to_spec(agent), **named}}

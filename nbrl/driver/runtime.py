@@ -1,6 +1,7 @@
 """What a session holds between verbs, and the guard that every verb passes.
 
-May import ``protocols``, ``types``, ``config``, ``errors``, ``backends.sources`` and its neighbours
+May import ``protocols``, ``types``, ``config``, ``errors``, ``backends.sources``,
+``backends.agents`` and its neighbours
 ``progress`` and ``store``.
 """
 
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from nbrl.backends.agents.turns import Codec
 from nbrl.backends.sources import PromptSource
 from nbrl.driver.progress import Progress
 from nbrl.driver.store import RunFolder
@@ -45,7 +47,8 @@ class ExampleTools:
 class Runtime:
     """The parts of a session and the few things that change: version, cursor, what was trained.
 
-    ``encode`` turns prompts into token ids, ``decode`` token ids into text.
+    ``encode`` turns prompts into token ids, ``decode`` token ids into text; ``codec`` does so
+    in the midst of a conversation.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Runtime:
     source: PromptSource
     encode: Callable[[Prompts], list[tuple[int, ...]]]
     decode: Callable[[list[list[int]]], list[str]]
+    codec: Codec
     has_critic: bool
     micro_batch_tokens: int
     weights_to_send: Callable[[], Iterable[tuple[str, Tensor]]]
@@ -139,6 +143,7 @@ def close(runtime: Runtime) -> None:
                 "weights_to_send",
                 "encode",
                 "decode",
+                "codec",
                 "example_tools",
             ):
                 # an interrupted close may have let go of some

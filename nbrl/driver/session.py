@@ -96,13 +96,31 @@ class Session:
         """The next ``k`` prompts of the session's source; moves its cursor."""
         return verb(self._runtime, "next_prompts", lambda: rollout.next_prompts(self._runtime, k))
 
-    def rollout(self, prompts: Prompts, n: int = 1, sampling: Sampling | None = None) -> Rollouts:
-        """``n`` sampled answers to each prompt. After Ctrl-C: those that were finished."""
+    def rollout(
+        self,
+        prompts: Prompts,
+        n: int = 1,
+        sampling: Sampling | None = None,
+        agent: Any = None,
+    ) -> Rollouts:
+        """``n`` sampled answers to each prompt. After Ctrl-C: those that were finished.
+
+        Args:
+            prompts: What is answered.
+            n: How many answers, or episodes, to each.
+            sampling: How they are drawn.
+            agent: An environment that answers the policy, turn by turn: an
+                :class:`~nbrl.Agent`, or what its ``source`` may be.
+        """
         return verb(
             self._runtime,
             "rollout",
             lambda: rollout.rollout(
-                self._runtime, prompts, n=n, sampling=Sampling() if sampling is None else sampling
+                self._runtime,
+                prompts,
+                n=n,
+                sampling=Sampling() if sampling is None else sampling,
+                agent=agent,
             ),
         )
 

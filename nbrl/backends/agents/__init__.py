@@ -1,0 +1,1 @@
+"""Agents: programs that answer the policy, turn by turn, until an episode ends."""
