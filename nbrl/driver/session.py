@@ -5,10 +5,10 @@ May import ``types``, ``config`` and the rest of ``driver``.
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, cast
 
 import pandas as pd
 
@@ -38,7 +38,7 @@ from nbrl.driver import (
     training,
 )
 from nbrl.driver.lineage import session_spec
-from nbrl.driver.runtime import Runtime, close, verb
+from nbrl.driver.runtime import Result, Runtime, close, verb
 from nbrl.errors import ConfigError
 from nbrl.types import (
     Advantaged,
@@ -52,6 +52,8 @@ from nbrl.types import (
     Scored,
     StepResult,
 )
+
+Given = ParamSpec("Given")
 
 
 class Session:
@@ -70,6 +72,16 @@ class Session:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+
+    def _run(
+        self,
+        name: str,
+        work: Callable[Concatenate[Runtime, Given], Result],
+        *args: Given.args,
+        **keywords: Given.kwargs,
+    ) -> Result:
+        """What a verb's module makes of the runtime, under the guard that all verbs pass."""
+        return verb(self._runtime, name, lambda: work(self._runtime, *args, **keywords))
 
     @property
     def version(self) -> int:
@@ -94,7 +106,7 @@ class Session:
 
     def next_prompts(self, k: int) -> Prompts:
         """The next ``k`` prompts of the session's source; moves its cursor."""
-        return verb(self._runtime, "next_prompts", lambda: rollout.next_prompts(self._runtime, k))
+        return self._run("next_prompts", rollout.next_prompts, k)
 
     def rollout(
         self,
@@ -112,23 +124,18 @@ class Session:
             agent: An environment that answers the policy, turn by turn: an
                 :class:`~nbrl.Agent`, or what its ``source`` may be.
         """
-        return verb(
-            self._runtime,
+        return self._run(
             "rollout",
-            lambda: rollout.rollout(
-                self._runtime,
-                prompts,
-                n=n,
-                sampling=Sampling() if sampling is None else sampling,
-                agent=agent,
-            ),
+            rollout.rollout,
+            prompts,
+            n=n,
+            sampling=Sampling() if sampling is None else sampling,
+            agent=agent,
         )
 
     def annotate(self, rollouts: Rollouts, columns: Sequence[str]) -> Rollouts:
         """Token columns added: ``old_logprobs``, ``ref_logprobs``, ``values``, ``entropy``."""
-        return verb(
-            self._runtime, "annotate", lambda: training.annotate(self._runtime, rollouts, columns)
-        )
+        return self._run("annotate", training.annotate, rollouts, columns)
 
     def score(
         self, rollouts: Rollouts, rewards: Any, combine: Any = None, on_error: str = "raise"
@@ -143,12 +150,8 @@ class Session:
             on_error: ``"raise"`` stops at the first sample whose reward fails; ``"exclude"`` keeps
                 the error as data and leaves the sample out of training.
         """
-        return verb(
-            self._runtime,
-            "score",
-            lambda: scoring.score(
-                self._runtime, rollouts, rewards, combine=combine, on_error=on_error
-            ),
+        return self._run(
+            "score", scoring.score, rollouts, rewards, combine=combine, on_error=on_error
         )
 
     def compute_advantages(
@@ -159,17 +162,18 @@ class Session:
         shaping: Shaping | None = None,
     ) -> Advantaged:
         """Advantages by a named estimator, an ``Estimator`` or a function of the same signature."""
-        return verb(
-            self._runtime,
+        return self._run(
             "compute_advantages",
-            lambda: training.compute_advantages(
-                self._runtime, scored, estimator, kl=kl, shaping=shaping
-            ),
+            training.compute_advantages,
+            scored,
+            estimator,
+            kl=kl,
+            shaping=shaping,
         )
 
     def probe(self, batch: Advantaged, losses: Mapping[str, PolicyLoss]) -> dict[str, Probe]:
         """What each loss would do to the batch; parameters, optimizer and RNG stay as they are."""
-        return verb(self._runtime, "probe", lambda: training.probe(self._runtime, batch, losses))
+        return self._run("probe", training.probe, batch, losses)
 
     def compare_losses(
         self, batch: Advantaged, losses: Sequence[PolicyLoss] | Mapping[str, PolicyLoss]
@@ -178,11 +182,7 @@ class Session:
 
         Nothing changes, as in :meth:`probe`; one forward pass over the batch serves all losses.
         """
-        return verb(
-            self._runtime,
-            "compare_losses",
-            lambda: comparing.compare_losses(self._runtime, batch, losses),
-        )
+        return self._run("compare_losses", comparing.compare_losses, batch, losses)
 
     def tokenize(
         self,
@@ -200,11 +200,7 @@ class Session:
             turns: Learn ``"all"`` answers of a conversation, or the ``"last"`` one.
             placeholder: What follows each step of a solution; one token.
         """
-        return verb(
-            self._runtime,
-            "tokenize",
-            lambda: learning.tokenize(self._runtime, examples, max_length, turns, placeholder),
-        )
+        return self._run("tokenize", learning.tokenize, examples, max_length, turns, placeholder)
 
     def fit(
         self,
@@ -225,17 +221,14 @@ class Session:
             held_out: Examples to measure the objective on, or ``nbrl.HeldOut`` with when to look
                 and which weights to keep.
         """
-        return verb(
-            self._runtime,
+        return self._run(
             "fit",
-            lambda: fitting.fit(
-                self._runtime,
-                data,
-                objective,
-                epochs=epochs,
-                batch_size=batch_size,
-                held_out=held_out,
-            ),
+            fitting.fit,
+            data,
+            objective,
+            epochs=epochs,
+            batch_size=batch_size,
+            held_out=held_out,
         )
 
     def export(
@@ -251,11 +244,7 @@ class Session:
             adapter: Write the LoRA adapter alone instead of merging it, in float32.
             scale_on: Pairs to take a reward model's scale from; the training data by default.
         """
-        return verb(
-            self._runtime,
-            "export",
-            lambda: exporting.export(self._runtime, path, adapter=adapter, scale_on=scale_on),
-        )
+        return self._run("export", exporting.export, path, adapter=adapter, scale_on=scale_on)
 
     def train_step(
         self,
@@ -279,18 +268,15 @@ class Session:
         """
         if isinstance(batch, Examples):
             return self._learn(batch, loss, minibatches, epochs, (expect_version, again))
-        return verb(
-            self._runtime,
+        return self._run(
             "train_step",
-            lambda: training.train_step(
-                self._runtime,
-                batch,
-                loss=PolicyLoss() if loss is None else cast(PolicyLoss, loss),
-                minibatches=minibatches,
-                epochs=epochs,
-                expect_version=expect_version,
-                again=again,
-            ),
+            training.train_step,
+            batch,
+            loss=PolicyLoss() if loss is None else cast(PolicyLoss, loss),
+            minibatches=minibatches,
+            epochs=epochs,
+            expect_version=expect_version,
+            again=again,
         )
 
     def _learn(
@@ -304,17 +290,14 @@ class Session:
         expected, again = flags
         if expected is not None:
             raise ConfigError("expect_version has no effect on examples, which nobody sampled.")
-        return verb(
-            self._runtime,
+        return self._run(
             "train_step",
-            lambda: learning.train_step(
-                self._runtime,
-                examples,
-                objective,
-                minibatches=minibatches,
-                epochs=epochs,
-                again=again,
-            ),
+            learning.train_step,
+            examples,
+            objective,
+            minibatches=minibatches,
+            epochs=epochs,
+            again=again,
         )
 
     def evaluate(
@@ -327,26 +310,26 @@ class Session:
         threshold: float = 1.0,
     ) -> Evaluation:
         """pass@k with intervals over prompts; a sample passes from a reward of ``threshold`` on."""
-        return verb(
-            self._runtime,
+        return self._run(
             "evaluate",
-            lambda: evaluate.evaluate(
-                self._runtime,
-                prompts,
-                rewards,
-                n=n,
-                sampling=Sampling() if sampling is None else sampling,
-                threshold=threshold,
-            ),
+            evaluate.evaluate,
+            prompts,
+            rewards,
+            n=n,
+            sampling=Sampling() if sampling is None else sampling,
+            threshold=threshold,
         )
 
     def run(self, steps: int, recipe: Recipe, mode: str = "sync") -> History:
         """``steps`` training steps, equal to the same cells by hand. After Ctrl-C: those taken."""
-        return verb(self._runtime, "run", lambda: loops.run(self._runtime, steps, recipe, mode))
+        return self._run("run", loops.run, steps, recipe, mode)
 
     def describe(self) -> pd.DataFrame:
         """What is resident: one row a part, with its kind, device, size and version."""
-        return verb(self._runtime, "describe", lambda: _resident(self._runtime))
+        return self._run(
+            "describe",
+            _resident,
+        )
 
     def close(self) -> None:
         """Free the models; closing twice is harmless."""
@@ -358,11 +341,11 @@ class Session:
         Args:
             tag: What to call it; ``step-<version>`` by default. One of the same tag is replaced.
         """
-        return verb(self._runtime, "save", lambda: checkpointing.save(self._runtime, tag).path)
+        return self._run("save", lambda runtime: checkpointing.save(runtime, tag).path)
 
     def load(self, tag: str | int | None = None) -> None:
         """Become what the session was under a tag, or at a version; at the latest by default."""
-        verb(self._runtime, "load", lambda: checkpointing.load(self._runtime, tag))
+        self._run("load", checkpointing.load, tag)
 
     def fork(  # noqa: PLR0913 -- as wide as connect
         self,
@@ -386,7 +369,7 @@ class Session:
 
         parts = {"seed": seed, "trainer": trainer, "engine": engine, "prompts": prompts}
         overrides = Overrides(**parts, name=name, run_dir=run_dir, store=store)
-        return verb(self._runtime, "fork", lambda: fork(self._runtime, tag, overrides))
+        return self._run("fork", fork, tag, overrides)
 
     def __enter__(self) -> "Session":
         return self

@@ -260,10 +260,10 @@ def _fill(clock: _Clock) -> None:
 
 def _summary(clock: _Clock, steps: int, counts: Mapping[str, int]) -> Simulation:
     timeline = pd.DataFrame(clock.spans, columns=["role", "start", "end"])
-    length = timeline["end"] - timeline["start"]
     total = clock.now or np.inf
     busy = {
-        role: float(length[timeline["role"] == role].sum() / total) for role in ("trainer", "sync")
+        role: sum(end - start for part, start, end in clock.spans if part == role) / total
+        for role in ("trainer", "sync")
     }
     busy = {"engines": clock.slot_seconds / (total * clock.recorded.slots), **busy}
     return Simulation(
