@@ -19,12 +19,12 @@ import threading
 from fractions import Fraction
 
 SECONDS = 0.8
-"""How long Math-Verify may take over one answer; one that takes longer counts as not equal."""
+"""Processor time of Math-Verify for one answer; one that takes more counts as not equal."""
 START_SECONDS = 60
 MOST_CHARACTERS = 1000
 """A longer answer is right only where it is the label's text."""
 
-# Loaded once; each answer gets a fork of it, which its alarm ends wherever it is.
+# Loaded once; each answer gets a fork of it, which its alarms end wherever it is.
 PROGRAM = r"""
 import json, os, resource, signal, sys
 try:
@@ -61,7 +61,9 @@ for line in sys.stdin:
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        # processor time, so that a busy machine changes no verdict; the clock for what sleeps
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, 10 * seconds)
         try:
             said = verdict(gold, answer)
         except BaseException:

@@ -49,6 +49,9 @@ def serve_reward(
     ] = False,
 ) -> None:
     """Serve a reward over HTTP, in OpenRLHF's form; the token is NBRL_REWARD_TOKEN."""
+    from nbrl.backends.rewards.places import need
+
+    need("nbrl serve-reward", ("fastapi", "uvicorn", "prometheus_client"), "serve")
     from nbrl.backends.rewards import server
 
     settings = server.ServerSettings(

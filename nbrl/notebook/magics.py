@@ -23,6 +23,7 @@ MOST_VALUES = 8
 MOST_ERRORS = 5
 EXAMPLES = 3
 BAR = 24
+BLOCK = "\N{FULL BLOCK}"
 
 
 def load(shell: Any) -> None:
@@ -133,18 +134,22 @@ def picture(name: str, scored: Scored, before: Scored | None = None) -> dict[str
     good = sorted((r for r in records if r["status"] == "ok"), key=lambda r: r["total"])
     totals = np.array([r["total"] for r in good], float)
     title = f"{name}: {summary(totals, len(records))}"
-    notes = [note for note in (change(scored, before), constant(totals)) if note]
+    moved, notes = change(scored, before), constant(totals)
     spread = distribution(totals)
     failed = Counter(str(r["error"]) for r in records if r["status"] != "ok")
     errors = [(count, text[:400]) for text, count in failed.most_common(MOST_ERRORS)]
     ends = good if len(good) <= 2 * EXAMPLES else [*good[:EXAMPLES], *good[-EXAMPLES:]]
     samples = [[r[column] for column in COLUMNS] for r in ends]
     parts = [
-        table("what it says", ("reward", "samples", "share", ""), spread),
+        table("what it says", ("reward", "samples", "share", ""), spread, moved),
         *([table("errors", ("samples", "error"), errors)] if errors else []),
         table("lowest and highest", COLUMNS, samples) if samples else "",
     ]
-    text = [title, *notes, *(f"  {v:>12}  {c:>6}  {s:>5}  {bar}" for v, c, s, bar in spread)]
+    text = [
+        title,
+        *filter(None, (moved, *notes)),
+        *(f"  {v:>12}  {c:>6}  {s:>5}  {bar}" for v, c, s, bar in spread),
+    ]
     text += [f"  {count} x {error}" for count, error in errors]
     return {"text/plain": "\n".join(text), "text/html": card(title, parts, warnings=notes)}
 
@@ -175,11 +180,11 @@ def change(scored: Scored, before: Scored | None) -> str:
     return f"{moved} of {len(both)} samples have another reward than at the last run of this cell"
 
 
-def constant(totals: np.ndarray) -> str:
+def constant(totals: np.ndarray) -> list[str]:
     """A warning where there is nothing to learn from."""
     if len(totals) > 1 and np.ptp(totals) == 0:
-        return f"every sample has the same reward, {totals[0]:g}: nothing can be learned from it"
-    return ""
+        return [f"every sample has the same reward, {totals[0]:g}: nothing can be learned from it"]
+    return []
 
 
 def distribution(totals: np.ndarray) -> list[tuple[str, int, str, str]]:
@@ -193,6 +198,6 @@ def distribution(totals: np.ndarray) -> list[tuple[str, int, str, str]]:
         named = [f"{a:.3g} to {b:.3g}" for a, b in pairwise(edges)]
     top = max(counts)
     return [
-        (label, int(n), f"{n / len(totals):.0%}", "#" * round(BAR * n / top))
+        (label, int(n), f"{n / len(totals):.0%}", BLOCK * round(BAR * n / top))
         for label, n in zip(named, counts, strict=True)
     ]

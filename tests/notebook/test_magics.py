@@ -144,7 +144,7 @@ def test_the_function_that_is_meant():
 def test_distributions_by_value_or_range():
     assert magics.distribution(np.array([])) == []
     assert magics.distribution(np.array([0.0, 0.0, 0.0, 1.0])) == [
-        ("0", 3, "75%", "#" * 24), ("1", 1, "25%", "#" * 8)
+        ("0", 3, "75%", magics.BLOCK * 24), ("1", 1, "25%", magics.BLOCK * 8)
     ]  # fmt: skip
     many = magics.distribution(np.linspace(0, 1, 80))
     assert len(many) == 8

@@ -153,6 +153,15 @@ def test_only_the_last_block_after_the_thoughts_counts():
     assert CODE.reward("```python\n" + GOOD, None, ADD) == 0.0
 
 
+def test_a_process_that_does_not_come_up_is_no_verdict(monkeypatch):
+    monkeypatch.setitem(CODE.run.__globals__, "MEMORY", 1 << 20)
+    with pytest.raises(RuntimeError, match="was not run"):
+        share(GOOD)
+    monkeypatch.setattr("sys.platform", "plan9")
+    with pytest.raises(RuntimeError, match="this is plan9"):
+        share(GOOD)
+
+
 def test_nothing_runs_where_the_kernel_cannot_lock_it(monkeypatch):
     monkeypatch.setitem(CODE.run.__globals__, "REFUSED", {})
     with pytest.raises(RuntimeError, match="was not run"):

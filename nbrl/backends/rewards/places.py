@@ -3,7 +3,9 @@
 May import ``errors``. Nothing is asked or loaded here.
 """
 
+import importlib.util
 import math
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -132,6 +134,16 @@ class RewardModel:
         ]
         if problems:
             raise all_problems(f"RewardModel({self.path!r})", problems)
+
+
+def need(asked: str, packages: Sequence[str], extra: str) -> None:
+    """Raise a ConfigError that names the packages which are not there and how to get them."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"{asked} needs {' and '.join(missing)}, not installed here; run: "
+            f"pip install 'nbrl[{extra}]'"
+        )
 
 
 def written(model: RewardModel) -> str:

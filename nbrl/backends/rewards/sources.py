@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nbrl.backends.rewards.loading import RewardFn, load_code
-from nbrl.backends.rewards.places import RewardModel, RewardServer, written
+from nbrl.backends.rewards.places import RewardModel, RewardServer, need, written
 
 
 def load_reward(reward: Any) -> RewardFn:
@@ -25,6 +25,7 @@ def load_reward(reward: Any) -> RewardFn:
     if isinstance(reward, str) and reward.startswith(("http://", "https://")):
         reward = RewardServer(reward)
     if isinstance(reward, RewardServer):
+        need("a reward server", ("httpx", "tenacity"), "serve")
         from nbrl.backends.rewards.http import score_remote
 
         # what a server runs cannot be known from here; where it was asked, can

@@ -1,6 +1,7 @@
 """Servers and models as rewards of a session, beside functions."""
 
 import shutil
+import sys
 
 import pytest
 
@@ -8,6 +9,7 @@ import nbrl
 from nbrl.backends.checkpoints import ASSETS
 from nbrl.backends.rewards import http, load_reward
 from nbrl.errors import ConfigError, RewardError
+from nbrl.notebook import cli
 from tests.backends.rewards.faulty import faulty_server
 from tests.backends.rewards.test_models import folder as folder  # a fixture
 from tests.values import make_prompts, make_rollouts
@@ -62,6 +64,19 @@ def test_what_cannot_work_is_refused_before_anything_is_asked(session, server, t
     assert len(server.asked) == asked
     with pytest.raises(ConfigError, match=r"http\(s\) address"):
         load_reward(7)
+
+
+@pytest.mark.parametrize("package", ["httpx", "tenacity"])
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=rf"needs {package}.*pip install 'nbrl\[serve\]'"):
+        load_reward("http://127.0.0.1:5000")
+
+
+def test_the_command_names_a_missing_package(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert cli.main(["serve-reward", "x.py"]) == 2
+    assert "needs fastapi" in capsys.readouterr().err
 
 
 def test_a_model_that_was_trained_on_has_another_fingerprint(folder, tmp_path):
