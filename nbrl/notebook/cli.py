@@ -66,9 +66,50 @@ def serve_reward(
     server.serve(score, settings, Path(source).name, said=typer.echo)
 
 
+def run(  # noqa: PLR0913 -- one parameter an option
+    notebook: Annotated[Path, typer.Argument(help="The notebook to execute.")],
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option("-p", "--parameter", help="KEY VALUE or KEY=VALUE; may come again."),
+    ] = None,
+    grid: Annotated[
+        Path | None, typer.Option(help="A YAML file of lists: every combination is run.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="0..9 or 0,3,7: every point with each.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Where runs go; under runs/ by default.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds that a cell may take.")] = None,
+    inspect: Annotated[bool, typer.Option("--inspect", help="Only list the parameters.")] = False,
+) -> None:
+    """Execute a notebook headless, once or over a grid; ends with one line of JSON.
+
+    The exit status is 0 where all went through, 1 where a cell raised, 2 where it was refused
+    before a kernel started, 3 where no cluster was reached, 4 where the kernel died, 5 where a cell
+    took too long, 130 after Ctrl-C, 143 after SIGTERM, and that of sys.exit in a cell.
+    """
+    from nbrl.notebook import batch_runs
+
+    if inspect:
+        typer.echo(batch_runs.inspected(notebook))
+        return
+    asked = batch_runs.Request(
+        notebook=notebook,
+        parameters=parameter or [],
+        grid=grid,
+        seeds=seeds,
+        jobs=jobs,
+        out=out,
+        timeout=timeout,
+    )
+    code, line = batch_runs.carry_out(asked, lambda text: typer.echo(text, err=True))
+    typer.echo(line)
+    raise typer.Exit(code)
+
+
 COMMANDS: Mapping[str, Callable[..., None]] = {
     "doctor": doctor,
     "new": new,
+    "run": run,
     "serve-reward": serve_reward,
 }
 """The sub-commands by name; one that did not do its work raises ``typer.Exit(1)``."""
@@ -96,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: What stands behind ``nbrl``; by default what this process was started with.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = _joined(list(sys.argv[1:] if arguments is None else arguments))
     try:
         typer.main.get_command(application()).main(given, prog_name="nbrl")
     except SystemExit as left:
@@ -105,6 +146,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         typer.echo(str(error), err=True)
         return 2
     return 0
+
+
+def _joined(given: list[str]) -> list[str]:
+    """The arguments with ``-p KEY VALUE`` as ``-p KEY=VALUE``: the parser takes one value."""
+    found: list[str] = []
+    rest = iter(given)
+    for text in rest:
+        found.append(text)
+        if text in ("-p", "--parameter") and "run" in found:
+            name = next(rest, None)
+            value = next(rest, None) if name is not None and "=" not in name else None
+            found += [t for t in (name if value is None else f"{name}={value}",) if t is not None]
+    return found
 
 
 def _version(wanted: bool | None) -> None:
