@@ -172,6 +172,8 @@ def test_every_kind_of_number_is_a_float(given):
         (np.zeros(2), "ndarray"),
         (1j, "complex"),
         ({}, "an empty dict"),
+        ({1: 0.5, "1": 0.5}, r"the component names \[1\] are no texts"),
+        ({"": 0.5}, r"the component names \[''\] are no texts"),
         ({"format": None}, "component 'format' is NoneType None"),
         ({"format": math.nan}, "component 'format' is nan"),
         (Reward(math.nan), "the reward is nan"),

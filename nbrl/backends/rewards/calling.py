@@ -267,9 +267,12 @@ def _judged(reward: RewardFn, row: Row, said: Any, seconds: float) -> Outcome:
     if isinstance(said, Reward):
         said, extras = said.value, _checked_extras(reward, row, said.extras)
     if isinstance(said, Mapping):
-        components = {str(n): _finite(reward, row, v, f"component {n!r}") for n, v in said.items()}
-        if not components:
-            raise _not_a_reward(reward, row, "an empty dict")
+        # Made texts of, two names could become one; an empty one would name no column.
+        odd = [n for n in said if not isinstance(n, str) or not n.strip()]
+        if odd or not said:
+            given = f"the component names {odd} are no texts" if odd else "an empty dict"
+            raise _not_a_reward(reward, row, given)
+        components = {n: _finite(reward, row, v, f"component {n!r}") for n, v in said.items()}
         total = math.fsum(components.values())
         return Outcome(value=total, seconds=seconds, components=components, extras=extras)
     return Outcome(value=_finite(reward, row, said, "the reward"), seconds=seconds, extras=extras)
