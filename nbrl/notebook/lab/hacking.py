@@ -86,7 +86,8 @@ def near_duplicates(rollouts: Rollouts) -> pd.DataFrame:
         sample_ids=("sample_id", list),
     )
     found = grouped[grouped["samples"] > 1]
-    return found.sort_values(["prompts", "samples"], ascending=False).reset_index(drop=True)
+    often = np.lexsort((-found["samples"].to_numpy(int), -found["prompts"].to_numpy(int)))
+    return found.iloc[often].reset_index(drop=True)
 
 
 def telling_ngrams(scored: Scored, n: int = 2, *, most: int = 20) -> pd.DataFrame:
@@ -143,9 +144,9 @@ def most_moved(before: Scored, after: Scored, *, most: int = 20) -> pd.DataFrame
     )
     joined["change"] = joined["after"] - joined["before"]
     joined["prompt"] = [texts[p] for p in joined.index]
-    order = joined["change"].abs().sort_values(ascending=False, kind="stable").index
+    order = np.argsort(-joined["change"].abs().to_numpy(float), kind="stable")
     columns = ["prompt", "before", "after", "change", "n_before", "n_after"]
-    return joined.loc[order, columns].iloc[:most].rename_axis("prompt_id").reset_index()
+    return joined.iloc[order[:most]][columns].rename_axis("prompt_id").reset_index()
 
 
 def _by_prompt(scored: Scored, side: str) -> pd.DataFrame:

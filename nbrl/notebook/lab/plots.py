@@ -178,5 +178,5 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
     """Spearman's, ties sharing ranks; nan where one of the two is constant."""
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")
-    ranks = [pd.Series(x).rank().to_numpy() for x in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    one, other = (pd.Series(x).rank().to_numpy() for x in (a, b))
+    return float(np.corrcoef(one, other)[0, 1])
