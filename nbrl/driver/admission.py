@@ -25,6 +25,7 @@ from nbrl.config import (
 from nbrl.config.rules import text
 from nbrl.driver.engines import engine_problems
 from nbrl.driver.store import RunFolder
+from nbrl.driver.store.mirrors import mirror_problems
 from nbrl.types import Prompts
 
 
@@ -88,6 +89,12 @@ def _engine_problems(engine: Any) -> Iterator[str]:
         yield from kind_problems({"engine": (engine, Engine)})
 
 
+def _store_problems(store: Any) -> Iterator[str]:
+    yield from kind_problems({"store": (store, Store)})
+    if isinstance(store, Store) and isinstance(store.mirrors, tuple):
+        yield from mirror_problems(store)
+
+
 def _critic_problems(model: Any, trainer: Any) -> Iterator[str]:
     critic = trainer.critic if isinstance(trainer, Trainer) else None
     if critic is not None and isinstance(model, Model) and model.head == "reward":
@@ -122,7 +129,7 @@ JUDGES: Mapping[str, Callable[[Any], Iterable[str]]] = {
     "model": _model_problems,
     "engine": _engine_problems,
     "trainer": lambda trainer: kind_problems({"trainer": (trainer, Trainer)}),
-    "store": lambda store: kind_problems({"store": (store, Store)}),
+    "store": _store_problems,
     "prompts": _prompts_problems,
     "seed": lambda seed: whole_problems({"seed": (seed, 0)}),
     "name": _name_problems,

@@ -39,6 +39,7 @@ def keep(
             f"{error}. The step was taken; session.history holds the records of versions "
             f"{versions}, and the next step writes them too if the disk lets it"
         )
+    runtime.recorder.mirror(record, result.version_after)
     if batch is not None:
         runtime.rewards = dict(batch.scored.spec.get("fingerprints", {}))
         runtime.recorder.samples(_whole(runtime, batch), result.version_after)

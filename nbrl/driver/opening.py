@@ -151,12 +151,12 @@ def _recorder(
 ) -> Recorder:
     """The writer of the run folder: a fresh one, or the run's own where it is gone on with."""
     if start is not None and start.in_place:
-        recorder = Recorder(start.parent, settings.store)
+        recorder = Recorder(start.parent, settings.store, spec)
         recorder.event("resumed", {"tag": start.checkpoint.tag, "versions": spec["versions"]})
         return recorder
     beside = None if start is None else start.parent.path
     folder = open_run_folder(settings.run_dir, name, beside=beside)
-    recorder = Recorder(folder, settings.store)
+    recorder = Recorder(folder, settings.store, spec)
     folder.write_config(spec)
     return recorder
 

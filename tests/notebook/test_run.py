@@ -13,7 +13,7 @@ import pytest
 
 from nbrl.errors import ConfigError, DataError
 from nbrl.notebook import sweep
-from nbrl.notebook.cli import _joined
+from nbrl.notebook.cli import _joined, main
 from nbrl.notebook.execution import execute_run
 from nbrl.notebook.parameters import checked, parameters_of
 
@@ -109,10 +109,7 @@ def test_a_bad_call_is_refused_before_a_kernel_starts(tmp_path):
     notebook = make_notebook(tmp_path / "a.ipynb")
     out = tmp_path / "out"
     for more in (["-p", "what", "1"], ["-p", "steps", "x"], ["-p", "steps"]):
-        done = subprocess.run(
-            command(notebook, "--out", out, *more), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 2, done.stderr
+        assert main(["run", str(notebook), "--out", str(out), *more]) == 2
     assert not out.exists()
 
 
@@ -146,7 +143,7 @@ def test_a_run_has_its_folder_its_results_and_its_line(tmp_path):
 )
 def test_the_code_says_what_went_wrong(tmp_path, body, code, said):
     notebook = make_notebook(tmp_path / "a.ipynb", body)
-    outcome = execute_run(notebook, tmp_path / "out", {}, timeout=8 if code == 5 else None)
+    outcome = execute_run(notebook, tmp_path / "out", {}, timeout=8.0 if code == 5 else None)
     assert outcome.code == code, outcome
     assert said in outcome.error
     assert (tmp_path / "out" / "a.ipynb").is_file()

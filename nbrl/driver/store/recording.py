@@ -6,6 +6,7 @@ step waits for the disk only where that is a few steps behind.
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
@@ -16,7 +17,9 @@ from nbrl.config import Store
 from nbrl.driver.store.environment import environment
 from nbrl.driver.store.files import append_line, read_lines, write_json, write_whole
 from nbrl.driver.store.folder import RunFolder
+from nbrl.driver.store.mirrors import Mirrors
 from nbrl.driver.store.samples import rollouts_file, scores_file
+from nbrl.driver.store.secrets import without_secrets
 from nbrl.errors import DataError, StoreError
 from nbrl.types import Scored
 
@@ -28,7 +31,7 @@ KINDS = ("rollouts", "scores")
 class Recorder:
     """The one writer of a run folder."""
 
-    def __init__(self, folder: RunFolder, settings: Store) -> None:
+    def __init__(self, folder: RunFolder, settings: Store, spec: Mapping[str, Any]) -> None:
         """Take the folder's lock; what is whole in it is known from its manifest.
 
         Raises:
@@ -40,6 +43,8 @@ class Recorder:
         self._waiting: list[Future[None]] = []
         self._said: list[str] = []
         self._held = whole_files(folder)
+        shown = json.loads(without_secrets(json.dumps(spec, default=str)))
+        self._mirrors = Mirrors(settings.mirrors, folder.path, shown)
 
     def describe_environment(self) -> None:
         """Write down where the run is made, beside the work that follows."""
@@ -57,6 +62,11 @@ class Recorder:
         if self.settings.samples:
             self._submit(lambda: self._write(scored, step), f"the samples of step {step}")
 
+    def mirror(self, record: Mapping[str, Any], step: int) -> None:
+        """Show the metrics of a step wherever else they are wanted."""
+        if self.settings.mirrors:
+            self._submit(lambda: self._said.extend(self._mirrors.log(record, step)), "the mirrors")
+
     def flush(self) -> None:
         """Wait until all is on the disk."""
         for future in self._waiting:
@@ -72,6 +82,7 @@ class Recorder:
         """Write what waits and let another writer in; what failed meanwhile is in :meth:`said`."""
         self.flush()
         self._thread.shutdown()
+        self._said += self._mirrors.close()
         self._lock.close()
 
     def forget(self, step: int) -> None:
