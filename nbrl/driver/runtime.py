@@ -1,8 +1,7 @@
 """What a session holds between verbs, and the guard that every verb passes.
 
 May import ``protocols``, ``types``, ``config``, ``errors``, ``backends.sources``,
-``backends.agents`` and its neighbours
-``progress`` and ``store``.
+``backends.agents``, ``backends.rewards`` and its neighbours ``progress`` and ``store``.
 """
 
 import contextlib
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from nbrl.backends.agents.turns import Codec
+from nbrl.backends.rewards import RewardPool
 from nbrl.backends.sources import PromptSource
 from nbrl.driver.progress import Progress
 from nbrl.driver.store import RunFolder
@@ -85,6 +85,8 @@ class Runtime:
     """One record a training step, in order."""
     unwritten: list[dict[str, float | int]] = field(default_factory=list)
     """The last of them, where the disk refused them."""
+    reward_pool: RewardPool = field(default_factory=RewardPool)
+    """Processes for reward code; none until a reward asks for them."""
     rewards: dict[str, str] = field(default_factory=dict)
     """Fingerprint of each reward that the last trained batch was scored with."""
     promised: dict[str, str] = field(default_factory=dict)
@@ -135,6 +137,7 @@ def close(runtime: Runtime) -> None:
             runtime.turns.append(turn)
             _refuse_a_second(runtime, turn)
             runtime.closed = True
+            runtime.reward_pool.close()
             runtime.recorder.close()
             runtime.release()
             for part in (

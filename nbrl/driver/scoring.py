@@ -5,14 +5,15 @@ May import ``backends.rewards`` and what ``runtime`` may.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from nbrl.backends.rewards import Outcome, score_samples
+from nbrl.backends.rewards import Outcome, RewardFn, RewardPool, score_samples
 from nbrl.config import kind_problems, to_spec
-from nbrl.config.rules import among
+from nbrl.config.rules import among, is_number
 from nbrl.driver.progress import Progress
 from nbrl.driver.rewards import Combine, asked_rewards, refuse
 from nbrl.driver.runtime import Runtime, Stopwatch
@@ -22,6 +23,18 @@ from nbrl.types import Rollouts, Scored
 ON_ERROR = ("raise", "exclude")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Isolation:
+    """The processes that reward code is called in: how many, and seconds for each sample.
+
+    Example: ``Isolation(pool=RewardPool(), workers=2, timeout=30.0)``; 0 workers are this process.
+    """
+
+    pool: RewardPool
+    workers: int
+    timeout: float
+
+
 def score(
     runtime: Runtime,
     rollouts: Rollouts,
@@ -29,6 +42,8 @@ def score(
     *,
     combine: Any = None,
     on_error: str = "raise",
+    workers: int = 0,
+    timeout: float = 30.0,
 ) -> Scored:
     """Rewards for each sample; nothing is generated, so a batch can be scored again and again.
 
@@ -39,18 +54,32 @@ def score(
             nothing was called.
         RewardError: A reward failed on a sample, and ``on_error`` is ``"raise"``.
     """
-    return score_showing(runtime.progress, rollouts, rewards, combine=combine, on_error=on_error)
+    return score_showing(
+        runtime.progress,
+        rollouts,
+        rewards,
+        combine=combine,
+        on_error=on_error,
+        isolation=Isolation(pool=runtime.reward_pool, workers=workers, timeout=timeout),
+    )
 
 
 def score_showing(
-    progress: Progress, rollouts: Rollouts, rewards: Any, *, combine: Any, on_error: str
+    progress: Progress,
+    rollouts: Rollouts,
+    rewards: Any,
+    *,
+    combine: Any,
+    on_error: str,
+    isolation: Isolation | None = None,
 ) -> Scored:
-    """As :func:`score`, without a session."""
+    """As :func:`score`, without a session; without ``isolation`` in this process."""
     watch = Stopwatch()
     prompts = rollouts.prompts if isinstance(rollouts, Rollouts) else None
     asked = asked_rewards(rewards, combine, prompts)
     kinds = kind_problems({"rollouts": (rollouts, Rollouts)})
-    refuse("score", extra=[*kinds, *among("on_error", on_error, ON_ERROR)], rewards=asked)
+    policy = [*among("on_error", on_error, ON_ERROR), *_isolation_problems(isolation)]
+    refuse("score", extra=[*kinds, *policy], rewards=asked)
     functions = asked.functions
     good = [e is None for e in rollouts.table.column("error").to_pylist()]
     whole = any("rollout" in function.parameters for function in functions.values())
@@ -59,20 +88,72 @@ def score_showing(
     found: dict[str, list[Outcome]] = {}
     with progress.phase("score", len(rows) * len(functions), "rewards") as advance:
         for name, function in functions.items():
-            found[name] = _spread(
-                score_samples(function, rows, on_error=on_error, advance=advance), good
-            )
+            if isolation is None or isolation.workers == 0 or function.form == "rows":
+                said = score_samples(function, rows, on_error=on_error, advance=advance)
+            else:
+                said = isolation.pool.score(
+                    function,
+                    rows,
+                    workers=isolation.workers,
+                    timeout=isolation.timeout,
+                    advance=advance,
+                )
+            found[name] = _spread(said, good)
+    if on_error == "raise":
+        _refuse_failures(found, functions, every)
     spec = {
         "rewards": {name: f.name for name, f in functions.items()},
         "fingerprints": {name: f.fingerprint for name, f in functions.items()},
         "combine": to_spec("sum" if combine is None else combine),
         "on_error": on_error,
+        **_isolation_echo(isolation),
         "seconds": {"score": watch.read()},
     }
     ids = rollouts.table.column("sample_id")
     columns = {**_totals(found, asked.total_of, ids), **_filter_score(found), **_columns(found)}
     table = pa.table({"sample_id": ids, **columns})
     return Scored(table=table, rollouts=rollouts, spec=spec)
+
+
+def _isolation_echo(isolation: Isolation | None) -> dict[str, int | float]:
+    if isolation is None or isolation.workers == 0:
+        return {"workers": 0}
+    return {"workers": isolation.workers, "timeout": float(isolation.timeout)}
+
+
+def _isolation_problems(isolation: Isolation | None) -> Iterator[str]:
+    if isolation is None:
+        return
+    workers: Any = isolation.workers
+    timeout: Any = isolation.timeout
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+        yield (
+            "workers must be a whole number of processes, or 0 to call rewards in this one; got "
+            f"{workers!r:.80}"
+        )
+    if not is_number(timeout) or not 0 < timeout < math.inf:
+        yield f"timeout must be seconds a sample, more than 0; got {timeout!r:.80}"
+
+
+def _refuse_failures(
+    found: Mapping[str, Sequence[Outcome]],
+    functions: Mapping[str, RewardFn],
+    rows: Sequence[Mapping[str, Any]],
+) -> None:
+    """Raise for the first sample that failed in a process of its own; all were scored by then."""
+    failed = [
+        (functions[name].name, row["sample_id"], outcome)
+        for name, outcomes in found.items()
+        for row, outcome in zip(rows, outcomes, strict=True)
+        if outcome.status in ("error", "timeout")
+    ]
+    if failed:
+        name, sample, outcome = failed[0]
+        raise RewardError(
+            f"reward {name!r} on sample {sample!r}: {outcome.error}. {len(failed)} of "
+            f"{len(rows) * len(found)} scores failed. Fix the function, or pass "
+            "on_error='exclude' to leave such samples out."
+        )
 
 
 ROW_COLUMNS = ("sample_id", "prompt", "response", "label", "messages", "metadata")

@@ -138,7 +138,14 @@ class Session:
         return self._run("annotate", training.annotate, rollouts, columns)
 
     def score(
-        self, rollouts: Rollouts, rewards: Any, combine: Any = None, on_error: str = "raise"
+        self,
+        rollouts: Rollouts,
+        rewards: Any,
+        combine: Any = None,
+        on_error: str = "raise",
+        *,
+        workers: int = 0,
+        timeout: float = 30.0,
     ) -> Scored:
         """Rewards for each sample.
 
@@ -147,11 +154,23 @@ class Session:
             rewards: A callable, a path to a Python file (``file.py:name``), or a dict of them.
             combine: How several add up: ``"sum"``, ``"product"``, a dict of weights, or a function
                 of ``{name: value}``; the sum by default.
-            on_error: ``"raise"`` stops at the first sample whose reward fails; ``"exclude"`` keeps
-                the error as data and leaves the sample out of training.
+            on_error: ``"raise"`` stops at the first sample whose reward fails, with ``workers``
+                after all were scored; ``"exclude"`` keeps the error as data and leaves the sample
+                out of training.
+            workers: Processes to call reward code in, so that a hang, an exit or a crash costs
+                one sample; 0 calls it in this process. Servers and models are asked from here.
+            timeout: Seconds that a sample may take in such a process; its status is ``timeout``
+                then. A batch reward has as many for each of its samples.
         """
         return self._run(
-            "score", scoring.score, rollouts, rewards, combine=combine, on_error=on_error
+            "score",
+            scoring.score,
+            rollouts,
+            rewards,
+            combine=combine,
+            on_error=on_error,
+            workers=workers,
+            timeout=timeout,
         )
 
     def compute_advantages(

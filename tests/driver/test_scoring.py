@@ -1,6 +1,7 @@
 """How several rewards become one total, and what is refused before any of them is called."""
 
 import functools
+import os
 
 import pytest
 
@@ -114,3 +115,44 @@ def test_groups_are_filtered_by_scores_where_a_reward_gives_them(session, scores
     assert scored.table["total"].to_pylist() == [0.5] * 4
     shaping = Shaping(reward_range=(0.0, 1.0))
     assert len(session.compute_advantages(scored, "grpo", shaping=shaping)) == kept
+
+
+# ---- in processes of their own ------------------------------------------------------------------
+
+
+def ends_its_process(response: str) -> float:
+    """Exits on every sample."""
+    os._exit(1)
+
+
+def test_rewards_in_workers_give_what_they_give_here(session, rollouts):
+    rewards = {"right": exact, "length": lambda response: len(response)}
+    here = session.score(rollouts, rewards)
+    there = session.score(rollouts, rewards, workers=2)
+    asked = ["sample_id", "total", "status", "right", "length"]
+    assert there.table.select(asked).equals(here.table.select(asked))
+    assert there.spec["fingerprints"] == here.spec["fingerprints"]
+    assert (there.spec["workers"], there.spec["timeout"]) == (2, 30.0)
+
+
+def test_what_ends_a_worker_is_raised_or_kept_as_data(session, rollouts):
+    with pytest.raises(RewardError, match=r"'ends_its_process' on sample .* exit status 1"):
+        session.score(rollouts[:2], ends_its_process, workers=1)
+    kept = session.score(rollouts[:2], ends_its_process, workers=1, on_error="exclude")
+    assert kept.table.column("status").to_pylist() == ["error"] * 2
+    assert kept.table.column("total").null_count == 2
+
+
+def test_workers_and_time_that_cannot_be_are_refused_together(session, rollouts):
+    with pytest.raises(ConfigError) as error:
+        session.score(rollouts, exact, workers=-1, timeout=0.0)
+    assert "workers must be" in str(error.value)
+    assert "timeout must be" in str(error.value)
+
+
+def test_a_closed_session_has_no_workers(session, rollouts):
+    session.score(rollouts[:2], exact, workers=1)
+    processes = [worker.process for worker in session._runtime.reward_pool._workers]
+    assert len(processes) == 1
+    session.close()
+    assert all(process.poll() is not None for process in processes)

@@ -3,6 +3,7 @@
 from nbrl.backends.rewards.calling import Outcome, Reward, score_samples
 from nbrl.backends.rewards.loading import RewardFn
 from nbrl.backends.rewards.places import RewardModel, RewardServer
+from nbrl.backends.rewards.pool import RewardPool
 from nbrl.backends.rewards.sources import load_reward
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Reward",
     "RewardFn",
     "RewardModel",
+    "RewardPool",
     "RewardServer",
     "load_reward",
     "score_samples",
