@@ -62,7 +62,7 @@ def by_trl(pairs: list[dict[str, str]], steps: int, batch: int) -> tuple[list[fl
     from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
     from trl import DPOConfig, DPOTrainer
 
-    from nbrl.backends.models import ASSETS
+    from nbrl.backends.checkpoints import ASSETS
 
     class InOrder(DPOTrainer):
         def _get_train_sampler(self, dataset=None):

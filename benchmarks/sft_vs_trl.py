@@ -60,7 +60,7 @@ def by_trl(texts: list[dict[str, str]], steps: int, batch: int) -> tuple[list[fl
     from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
-    from nbrl.backends.models import ASSETS
+    from nbrl.backends.checkpoints import ASSETS
 
     class InOrder(SFTTrainer):
         def _get_train_sampler(self, dataset=None):

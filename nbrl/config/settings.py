@@ -187,6 +187,7 @@ class Optimizer:
 
     ``lr`` is the peak. ``schedule`` is one of transformers' names; those that end need
     ``total_steps``. ``warmup_steps`` rises linearly from 0. ``max_grad_norm=None`` does not clip.
+    ``weight_decay`` is that of matrices; biases and norms are not pulled to 0.
     """
 
     lr: float = 1e-6

@@ -5,6 +5,7 @@ masters: a step of 1e-6 would vanish in a bfloat16 weight.
 """
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -29,14 +30,17 @@ class Learner:
         self._max_norm, self._total_steps = settings.max_grad_norm, settings.total_steps
         self._peak = settings.lr
         self._optimizer = torch.optim.AdamW(
-            list(self.masters.values()),
+            _groups(self.masters.values(), settings.weight_decay),
             lr=settings.lr,
             betas=settings.betas,
             eps=settings.eps,
-            weight_decay=settings.weight_decay,
             fused=True,
         )
         self._schedule = schedule(self._optimizer, settings)
+
+    def _set_lr(self, lr: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
 
     @property
     def lr(self) -> float:
@@ -125,15 +129,15 @@ class Learner:
                     tensor.copy_(state["moments"][name][key])
             for name in self._narrow:
                 self.masters[name].copy_(state["masters"][name])
-        self._optimizer.param_groups[0]["lr"] = state["lr"]
+        self._set_lr(state["lr"])
         self._schedule.load_state_dict(dict(state["schedule"]))
         self.drop_gradients()
 
     def follow_own_schedule(self) -> None:
         """Take the learning rate from the settings, at the step that was come to."""
-        [factor] = self._schedule.lr_lambdas
-        self._schedule.base_lrs = [self._peak]
-        self._optimizer.param_groups[0]["lr"] = self._peak * factor(self._schedule.last_epoch)
+        factor, *_ = self._schedule.lr_lambdas
+        self._schedule.base_lrs = [self._peak for _ in self._optimizer.param_groups]
+        self._set_lr(self._peak * factor(self._schedule.last_epoch))
 
     def feed(self, digest: "hashlib._Hash") -> None:
         """Add all of :meth:`state` to a digest, without copying it."""
@@ -144,6 +148,20 @@ class Learner:
                 flat = tensor.detach().cpu().contiguous().flatten()
                 digest.update(flat.view(torch.uint8).numpy().data)
         digest.update(repr((self.lr, self._schedule.last_epoch)).encode())
+
+
+def _groups(masters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices with weight decay, and what has one axis (biases, norms) without it.
+
+    Decay pulls towards 0, where the scale of a norm would switch its layer off.
+    """
+    listed = list(masters)
+    if weight_decay == 0:
+        return [{"params": listed, "weight_decay": 0.0}]
+    parts = ([x for x in listed if x.ndim > 1], [x for x in listed if x.ndim <= 1])
+    decays = (weight_decay, 0.0)
+    both = zip(parts, decays, strict=True)
+    return [{"params": part, "weight_decay": decay} for part, decay in both if part]
 
 
 def schedule(

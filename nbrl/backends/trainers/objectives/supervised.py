@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nbrl.backends import forward
+from nbrl.backends.packing import packed_logits
 from nbrl.backends.trainers.objectives.shares import Share, Sum
 from nbrl.backends.trainers.passes import Models
 from nbrl.config import SFT, Distillation, ProcessReward
@@ -21,9 +22,12 @@ def compute_sft(
     models: Models, batch: MicroBatch, loss: SFT, total: Totals
 ) -> tuple[Tensor, Share]:
     """The negative log-likelihood of what is learned, plus the balance of experts."""
-    logits, balance = forward.response_logits_and_balance(
-        models.policy, batch, wanted=loss.aux_coef > 0
-    )
+    if loss.packed:
+        logits, balance = packed_logits(models.policy, batch), None
+    else:
+        logits, balance = forward.response_logits_and_balance(
+            models.policy, batch, wanted=loss.aux_coef > 0
+        )
     tokens = batch.input_ids[:, batch.prompt_width :]
     terms = sft_nll(token_logprobs(logits, tokens), batch.mask)
     value = aggregate(terms, batch.mask, loss.aggregation, totals=total)

@@ -1,0 +1,75 @@
+"""Rows packed into one: positions, who sees whom, and the same loss as rows apart."""
+
+import numpy as np
+import pytest
+import torch
+
+from nbrl.backends import forward
+from nbrl.backends.packing import pack, packed_logits
+from nbrl.backends.trainers.local import LocalTrainer
+from nbrl.config import SFT, Optimizer
+from tests.backends.trainers.small import make_batch, make_policy, part, still
+
+
+def test_b64_positions_begin_anew_and_no_document_sees_another():
+    batch = make_batch([1, 2], prompt_widths=[1, 1])
+    packed = pack(batch)
+    assert packed.positions.tolist() == [0, 1, 0, 1, 2]
+    assert packed.documents.tolist() == [0, 0, 1, 1, 1]
+    assert packed.visible.int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 1, 1, 1],
+    ]
+    # three targets, not four: the first token of the second document is none
+    assert int(batch.mask.sum()) == 3
+
+
+@pytest.mark.parametrize("lengths", [[1, 2], [5, 1, 3], [4]])
+def test_b64_packed_logits_are_those_of_the_rows_apart(lengths):
+    policy, batch = make_policy(), make_batch(lengths)
+    got = packed_logits(policy, batch)
+    for row in range(len(lengths)):
+        alone = part(batch, [row])
+        wanted = forward.response_logits(policy, alone)[0][alone.mask[0]]
+        torch.testing.assert_close(got[row][batch.mask[row]], wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_change_in_one_document_does_not_reach_another():
+    policy, batch = make_policy(), make_batch([3, 4])
+    before = packed_logits(policy, batch)
+    batch.input_ids[0] = (batch.input_ids[0] + 1) % 50
+    after = packed_logits(policy, batch)
+    kept = batch.mask[1]
+    torch.testing.assert_close(after[1][kept], before[1][kept])
+    assert not torch.allclose(after[0], before[0])
+
+
+def test_a_packed_step_is_the_padded_one():
+    steps = []
+    for packed in (False, True):
+        trainer = LocalTrainer(make_policy(), optimizer=Optimizer(lr=1e-2, eps=1e-2))
+        loss = SFT(packed=packed)
+        (terms,) = trainer.step([[make_batch([5, 1, 3, 2])]], loss, still)
+        steps.append((terms.metrics, dict(trainer.weights())))
+    (one, a), (two, b) = steps
+    assert two["loss"].value == pytest.approx(one["loss"].value, abs=1e-5)
+    assert two["grad_norm"].value == pytest.approx(one["grad_norm"].value, rel=1e-4)
+    for name, weight in a.items():
+        torch.testing.assert_close(b[name], weight, atol=1e-5, rtol=1e-4)
+
+
+def test_decay_pulls_matrices_only():
+    policy = make_policy()
+    before = {n: p.detach().clone() for n, p in policy.named_parameters()}
+    trainer = LocalTrainer(
+        policy, optimizer=Optimizer(lr=1e-9, weight_decay=1e8, eps=1.0, max_grad_norm=1e-9)
+    )
+    trainer.step([[make_batch([2, 2])]], SFT(), still)
+    for name, weight in trainer.weights():
+        shrunk = float((weight / before[name]).median()) if weight.ndim > 1 else 1.0
+        assert shrunk == pytest.approx(0.9 if weight.ndim > 1 else 1.0, abs=1e-3), name
+        if weight.ndim == 1:
+            assert np.allclose(weight, before[name], atol=1e-6), name
