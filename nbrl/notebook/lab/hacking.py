@@ -86,7 +86,7 @@ def near_duplicates(rollouts: Rollouts) -> pd.DataFrame:
         sample_ids=("sample_id", list),
     )
     found = grouped[grouped["samples"] > 1]
-    often = np.lexsort((-found["samples"].to_numpy(int), -found["prompts"].to_numpy(int)))
+    often = np.lexsort((-np.asarray(found["samples"]), -np.asarray(found["prompts"])))
     return found.iloc[often].reset_index(drop=True)
 
 

@@ -32,7 +32,7 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Row], note: str = ""
         + "</tr>"
         for row in listed
     )
-    over = f"<caption>{visible(caption)}</caption>" if caption else ""
+    over = f'<caption style="text-align:left">{visible(caption)}</caption>' if caption else ""
     under = f"<div>{visible(note)}</div>" if note else ""
     return (
         f'<div style="{SCROLL}" tabindex="0" role="region" aria-label="{visible(caption)}">'

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from nbrl.errors import ConfigError, DataError
+from nbrl.notebook.reprs import register
 from nbrl.notebook.views.chain import Chain, Samples, chain_of
 from nbrl.notebook.views.saved import saved_html
 from nbrl.notebook.views.source import SampleSource
@@ -55,6 +56,7 @@ def browse(
         ConfigError: An unknown mode or plot column, or a live one without anywidget.
         DataError: ``value`` has no samples' kind, or columns do not fit it.
     """
+    register()
     chain = chain_of(value)
     source = SampleSource(
         value,
