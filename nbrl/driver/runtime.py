@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pandas as pd
 from torch import Tensor
 
 from nbrl.backends.agents.turns import Codec
@@ -183,6 +184,16 @@ def _end(runtime: Runtime, turn: Turn) -> None:
         if runtime.turns[0] is turn:
             runtime.progress.end()
         runtime.turns.remove(turn)
+
+
+def resident(runtime: Runtime) -> pd.DataFrame:
+    """One row a part, one column a property; empty where it does not apply."""
+    parts = {"engine": runtime.engine, "trainer": runtime.trainer}
+    rows = {name: part.describe() for name, part in parts.items()}
+    known = dict.fromkeys(name for row in rows.values() for name in row)
+    # Column by column: a frame made of rows turns a count into a float where another has none.
+    columns = {name: [row.get(name, "") for row in rows.values()] for name in known}
+    return pd.DataFrame(columns, index=list(rows), dtype=object)
 
 
 class Stopwatch:

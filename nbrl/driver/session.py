@@ -38,7 +38,7 @@ from nbrl.driver import (
     training,
 )
 from nbrl.driver.lineage import session_spec
-from nbrl.driver.runtime import Result, Runtime, close, verb
+from nbrl.driver.runtime import Result, Runtime, close, resident, verb
 from nbrl.errors import ConfigError
 from nbrl.types import (
     Advantaged,
@@ -109,11 +109,7 @@ class Session:
         return self._run("next_prompts", rollout.next_prompts, k)
 
     def rollout(
-        self,
-        prompts: Prompts,
-        n: int = 1,
-        sampling: Sampling | None = None,
-        agent: Any = None,
+        self, prompts: Prompts, n: int = 1, sampling: Sampling | None = None, agent: Any = None
     ) -> Rollouts:
         """``n`` sampled answers to each prompt. After Ctrl-C: those that were finished.
 
@@ -154,13 +150,11 @@ class Session:
             rewards: A callable, a path to a Python file (``file.py:name``), or a dict of them.
             combine: How several add up: ``"sum"``, ``"product"``, a dict of weights, or a function
                 of ``{name: value}``; the sum by default.
-            on_error: ``"raise"`` stops at the first sample whose reward fails, with ``workers``
-                after all were scored; ``"exclude"`` keeps the error as data and leaves the sample
-                out of training.
+            on_error: ``"raise"`` stops at the first failure, or with ``workers`` after all are
+                scored; ``"exclude"`` keeps it as data and leaves the sample out of training.
             workers: Processes to call reward code in, so that a hang, an exit or a crash costs
                 one sample; 0 calls it in this process. Servers and models are asked from here.
-            timeout: Seconds that a sample may take in such a process; its status is ``timeout``
-                then. A batch reward has as many for each of its samples.
+            timeout: Seconds that a sample may take in such a process; of a batch, each sample's.
         """
         return self._run(
             "score",
@@ -345,10 +339,7 @@ class Session:
 
     def describe(self) -> pd.DataFrame:
         """What is resident: one row a part, with its kind, device, size and version."""
-        return self._run(
-            "describe",
-            _resident,
-        )
+        return self._run("describe", resident)
 
     def close(self) -> None:
         """Free the models; closing twice is harmless."""
@@ -406,13 +397,3 @@ class Session:
         held = len(self._runtime.unwritten)
         lost = f", {held} of them not on the disk" if held else ""
         return f"Session({self._runtime.name!r}, {state}, {len(self._runtime.records)} steps{lost})"
-
-
-def _resident(runtime: Runtime) -> pd.DataFrame:
-    """One row a part, one column a property; empty where it does not apply."""
-    parts = {"engine": runtime.engine, "trainer": runtime.trainer}
-    rows = {name: part.describe() for name, part in parts.items()}
-    known = dict.fromkeys(name for row in rows.values() for name in row)
-    # Column by column: a frame made of rows turns a count into a float where another has none.
-    columns = {name: [row.get(name, "") for row in rows.values()] for name in known}
-    return pd.DataFrame(columns, index=list(rows), dtype=object)
