@@ -22,6 +22,7 @@ QUICK = {
     "01_first_step": {"num_prompts": 8, "n": 4, "steps": 2, "held_out": 8},
     "02_grpo_arithmetic": {"seeds": [0, 1], "num_prompts": 8, "n": 4, "steps": 2, "held_out": 8},
     "03_ppo_gae": {"num_prompts": 8, "n": 2, "steps": 2, "held_out": 8},
+    "08_sweep": {"num_prompts": 8, "n": 4, "steps": 2, "held_out": 8},
 }
 REAL = {
     "model": "smollm2-135m-instruct",
