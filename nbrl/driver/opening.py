@@ -94,14 +94,13 @@ def open_session(
         del asked["run_dir"]
     refuse_request(asked, extra)
     model, trainer, seed = settings.model, settings.trainer, int(settings.seed)
-    in_place = start is not None and start.in_place
     order = seed if settings.prompts_seed is None else settings.prompts_seed
     source = _open_source(settings.prompts, order)
     policy = load_policy(model, head_seed=derive(seed, "head"), seed=derive(seed, "adapter"))
     name = policy.name if settings.name is None else settings.name
     spec = {
         "name": name,
-        "run": start.checkpoint.manifest["run"] if in_place else uuid.uuid4().hex,
+        "run": start.checkpoint.manifest["run"] if start and start.in_place else uuid.uuid4().hex,
         "seed": seed,
         "model": to_spec(model),
         "engine": to_spec(settings.engine),

@@ -142,8 +142,8 @@ def _summary(frame: pd.DataFrame) -> dict[str, float]:
     first, second = (torch.tensor(good[n].to_numpy(np.float64)) for n in ("reward_a", "reward_b"))
     mean, low, high = paired_difference(first, second, seed=0) if len(good) > 1 else (np.nan,) * 3
     return {
-        "a": float(good["reward_a"].mean()),
-        "b": float(good["reward_b"].mean()),
+        "a": float(first.mean()),
+        "b": float(second.mean()),
         "difference": float(mean),
         "low": float(low),
         "high": float(high),

@@ -20,8 +20,11 @@ def group_sums(compared: pd.DataFrame) -> pd.DataFrame:
     About 0 for baselines that are the group's own mean; what is left elsewhere is a push on all
     answers to a prompt at once.
     """
-    grouped = compared.groupby(["group_id", "estimator"], sort=False)["advantage"].sum()
-    return grouped.unstack().reindex(columns=list(dict.fromkeys(compared["estimator"])))
+    groups = list(dict.fromkeys(compared["group_id"]))
+    wide = compared.pivot_table(
+        index="group_id", columns="estimator", values="advantage", aggfunc="sum", sort=False
+    )
+    return wide.reindex(index=groups, columns=list(dict.fromkeys(compared["estimator"])))
 
 
 def changes(compared: pd.DataFrame) -> pd.DataFrame:
@@ -41,10 +44,10 @@ def changes(compared: pd.DataFrame) -> pd.DataFrame:
             {
                 "estimator": name,
                 "sample_id": both.index,
-                "first": both[yardstick].to_numpy(),
-                "advantage": both[name].to_numpy(),
-                "flip": (both[yardstick] * both[name] < 0).to_numpy(),
-                "rank_change": (ranks[yardstick] - ranks[name]).to_numpy(),
+                "first": np.asarray(both[yardstick]),
+                "advantage": np.asarray(both[name]),
+                "flip": np.asarray(both[yardstick] * both[name] < 0),
+                "rank_change": np.asarray(ranks[yardstick] - ranks[name]),
             }
         )
         frames.append(frame[frame["flip"] | (frame["rank_change"] != 0)])
@@ -52,7 +55,8 @@ def changes(compared: pd.DataFrame) -> pd.DataFrame:
         columns = ["estimator", "sample_id", "first", "advantage", "flip", "rank_change"]
         return pd.DataFrame(columns=columns)
     found = pd.concat(frames, ignore_index=True)
-    order = np.lexsort((-found["rank_change"].abs().to_numpy(), ~found["flip"].to_numpy(bool)))
+    moved = -np.abs(np.asarray(found["rank_change"], float))
+    order = np.lexsort((moved, ~np.asarray(found["flip"], bool)))
     return found.iloc[order].reset_index(drop=True)
 
 
@@ -72,9 +76,9 @@ def differences(compared: pd.DataFrame) -> pd.DataFrame:
         constant = len(ranks) < 2 or bool(np.ptp(ranks, axis=0).min() == 0)
         correlation = float("nan") if constant else float(np.corrcoef(ranks.T)[0, 1])
         rows[name] = {
-            "sign_flips": int(mine["flip"].sum()),
-            "rank_changes": int((mine["rank_change"] != 0).sum()),
+            "sign_flips": np.count_nonzero(mine["flip"]),
+            "rank_changes": np.count_nonzero(mine["rank_change"]),
             "rank_correlation": correlation,
-            "largest_group_sum": float(sums[name].abs().max()),
+            "largest_group_sum": float(np.abs(np.asarray(sums[name], float)).max()),
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("estimator")

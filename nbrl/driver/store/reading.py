@@ -169,9 +169,8 @@ class Run:
 
     def _find(self, sample_id: str) -> tuple[int, int]:
         for step in self._likely(sample_id):
-            ids = pq.read_table(
-                self.folder.table_path("scores", step), columns=["sample_id"], partitioning=None
-            ).column(0)
+            path = self.folder.table_path("scores", step)
+            ids = pq.read_table(path, columns=["sample_id"], partitioning=None).column(0)  # pyright: ignore[reportArgumentType] -- None means no partitioning
             row = pc.call_function("index", [ids], pc.IndexOptions(pa.scalar(sample_id))).as_py()
             if row >= 0:
                 return step, row
