@@ -7,6 +7,7 @@ is given what a kernel would send, so that only the view is timed.
 import base64
 import json
 import resource
+import shutil
 import sys
 import time
 
@@ -128,7 +129,8 @@ def main() -> None:
     counts = [int(c) for c in sys.argv[1:]] or COUNTS
     with sync_playwright() as playwright:
         flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        chromium = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=flags)
+        place = shutil.which("chromium")
+        chromium = playwright.chromium.launch(executable_path=place, args=flags)
         page = chromium.new_page(viewport={"width": 1400, "height": 900})
         for count in counts:
             found = measure(page, make_scored(count))

@@ -1,5 +1,7 @@
 """A real browser for pages and widgets, and values with every column that a view can show."""
 
+import shutil
+
 import pyarrow as pa
 import pytest
 
@@ -36,7 +38,7 @@ def chromium():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         yield browser
         browser.close()
 
