@@ -53,6 +53,7 @@ SCHEDULES = (
     "cosine_with_min_lr",
     "inverse_sqrt",
 )
+OPTIMIZERS = ("adamw", "sgd")
 DTYPES = ("float32", "bfloat16")
 HEADS = ("lm", "reward")
 ENGINES = ("hf", "vllm")
@@ -145,6 +146,9 @@ def _correction(c: PolicyLoss) -> Iterator[str]:
 
 
 def _optimizer(c: Optimizer) -> Iterator[str]:
+    yield from among("Optimizer.kind", c.kind, OPTIMIZERS)
+    if is_among(c.kind, ("sgd",)) and is_changed(c, "betas", "eps"):
+        yield "Optimizer.betas and eps have no effect with kind='sgd'; drop them"
     yield from bounded("Optimizer.lr", c.lr, 0.0)
     yield from bounded("Optimizer.eps", c.eps, 0.0, open_low=True)
     yield from bounded("Optimizer.weight_decay", c.weight_decay, 0.0)

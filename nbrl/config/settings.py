@@ -183,7 +183,7 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
-    """AdamW and its learning-rate schedule.
+    """AdamW, or plain SGD (``kind="sgd"``), and its learning-rate schedule.
 
     ``lr`` is the peak. ``schedule`` is one of transformers' names; those that end need
     ``total_steps``. ``warmup_steps`` rises linearly from 0. ``max_grad_norm=None`` does not clip.
@@ -191,6 +191,7 @@ class Optimizer:
     """
 
     lr: float = 1e-6
+    kind: str = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0

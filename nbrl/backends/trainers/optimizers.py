@@ -1,11 +1,11 @@
-"""AdamW and the learning-rate schedule of one module; imports torch and transformers.
+"""The optimizer and the learning-rate schedule of one module; imports torch and transformers.
 
 May import ``config`` and ``errors``. Parameters narrower than float32 are updated through float32
 masters: a step of 1e-6 would vanish in a bfloat16 weight.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,13 +29,8 @@ class Learner:
         self._narrow = [n for n, p in self.parameters.items() if p.dtype != torch.float32]
         self._max_norm, self._total_steps = settings.max_grad_norm, settings.total_steps
         self._peak = settings.lr
-        self._optimizer = torch.optim.AdamW(
-            _groups(self.masters.values(), settings.weight_decay),
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
+        self._optimizer = make_optimizer(list(self.masters.values()), settings)
+        self._has_moments = settings.kind == "adamw"
         self._schedule = schedule(self._optimizer, settings)
 
     def _set_lr(self, lr: float) -> None:
@@ -93,7 +88,7 @@ class Learner:
     def allocate(self) -> None:
         """Make the moments, zero before the first update, so that an update allocates nothing."""
         for master in self.masters.values():
-            if master not in self._optimizer.state:
+            if self._has_moments and master not in self._optimizer.state:
                 self._optimizer.state[master] = {
                     # beside its parameter, as the fused kernel wants it
                     "step": torch.zeros((), dtype=torch.float32, device=master.device),
@@ -162,6 +157,16 @@ def _groups(masters: Iterable[Tensor], weight_decay: float) -> list[dict[str, An
     decays = (weight_decay, 0.0)
     both = zip(parts, decays, strict=True)
     return [{"params": part, "weight_decay": decay} for part, decay in both if part]
+
+
+def make_optimizer(parameters: Sequence[Tensor], settings: Optimizer) -> torch.optim.Optimizer:
+    """AdamW or plain SGD on these parameters."""
+    groups = _groups(parameters, settings.weight_decay)
+    if settings.kind == "sgd":
+        return torch.optim.SGD(groups, lr=settings.lr)
+    return torch.optim.AdamW(
+        groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
+    )
 
 
 def schedule(

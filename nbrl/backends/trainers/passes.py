@@ -134,7 +134,8 @@ def annotated(
         wanted: Of ``old_logprobs, entropy, ref_logprobs, values``.
     """
     found: dict[str, Tensor] = {}
-    with torch.inference_mode():
+    # Not inference mode: ZeRO keeps what a pass has gathered for the next backward pass.
+    with torch.no_grad():
         if any(name in POLICY_COLUMNS for name in wanted):
             log_softmax = forward.response_log_softmax(models.policy, batch)
             found["old_logprobs"] = forward.pick(log_softmax, batch)
@@ -145,8 +146,7 @@ def annotated(
         if "values" in wanted:
             assert models.critic is not None
             found["values"] = forward.response_values(models.critic, batch)
-    # Copies made here may take part in gradients, tensors of inference mode may not.
-    return {name: found[name].clone() for name in wanted}
+    return {name: found[name] for name in wanted}
 
 
 def merged_weights(adapted: nn.Module) -> Iterator[tuple[str, Tensor]]:
