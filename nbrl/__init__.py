@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Store,
         Trainer,
     )
+    from nbrl.driver.reward_check import check_reward
     from nbrl.driver.session import Session
     from nbrl.driver.store.reading import open_run
     from nbrl.functional.dialects import dialect
@@ -114,6 +115,7 @@ __all__ = [
     "Trainer",
     "__version__",
     "browse",
+    "check_reward",
     "compare",
     "compare_estimators",
     "compare_plans",
@@ -172,6 +174,7 @@ _NAMES = {
         "Store",
         "Trainer",
     ),
+    "nbrl.driver.reward_check": ("check_reward",),
     "nbrl.driver.session": ("Session",),
     "nbrl.driver.store.reading": ("open_run",),
     "nbrl.functional.dialects": ("dialect",),

@@ -5,7 +5,7 @@ May import ``backends.rewards`` and what ``runtime`` may.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,26 +78,17 @@ def score_showing(
     prompts = rollouts.prompts if isinstance(rollouts, Rollouts) else None
     asked = asked_rewards(rewards, combine, prompts)
     kinds = kind_problems({"rollouts": (rollouts, Rollouts)})
-    policy = [*among("on_error", on_error, ON_ERROR), *_isolation_problems(isolation)]
+    policy = [*among("on_error", on_error, ON_ERROR), *isolation_problems(isolation)]
     refuse("score", extra=[*kinds, *policy], rewards=asked)
     functions = asked.functions
     good = [e is None for e in rollouts.table.column("error").to_pylist()]
     whole = any("rollout" in function.parameters for function in functions.values())
-    every = _rows(rollouts, whole=whole)
+    every = reward_rows(rollouts, whole=whole)
     rows = [row for row, keep in zip(every, good, strict=True) if keep]
     found: dict[str, list[Outcome]] = {}
     with progress.phase("score", len(rows) * len(functions), "rewards") as advance:
         for name, function in functions.items():
-            if isolation is None or isolation.workers == 0 or function.form == "rows":
-                said = score_samples(function, rows, on_error=on_error, advance=advance)
-            else:
-                said = isolation.pool.score(
-                    function,
-                    rows,
-                    workers=isolation.workers,
-                    timeout=isolation.timeout,
-                    advance=advance,
-                )
+            said = said_of(function, rows, isolation, on_error, advance)
             found[name] = _spread(said, good)
     if on_error == "raise":
         _refuse_failures(found, functions, every)
@@ -115,13 +106,32 @@ def score_showing(
     return Scored(table=table, rollouts=rollouts, spec=spec)
 
 
+def said_of(
+    function: RewardFn,
+    rows: Sequence[Mapping[str, Any]],
+    isolation: Isolation | None,
+    on_error: str,
+    advance: Callable[[int, int], None],
+) -> list[Outcome]:
+    """One outcome a row: from workers, or from this process where there are none.
+
+    Servers and models are asked from here in any case.
+    """
+    if isolation is None or isolation.workers == 0 or function.form == "rows":
+        return score_samples(function, rows, on_error=on_error, advance=advance)
+    return isolation.pool.score(
+        function, rows, workers=isolation.workers, timeout=isolation.timeout, advance=advance
+    )
+
+
 def _isolation_echo(isolation: Isolation | None) -> dict[str, int | float]:
     if isolation is None or isolation.workers == 0:
         return {"workers": 0}
     return {"workers": isolation.workers, "timeout": float(isolation.timeout)}
 
 
-def _isolation_problems(isolation: Isolation | None) -> Iterator[str]:
+def isolation_problems(isolation: Isolation | None) -> Iterator[str]:
+    """What is wrong with the number of workers or the time."""
     if isolation is None:
         return
     workers: Any = isolation.workers
@@ -159,7 +169,7 @@ def _refuse_failures(
 ROW_COLUMNS = ("sample_id", "prompt", "response", "label", "messages", "metadata")
 
 
-def _rows(rollouts: Rollouts, *, whole: bool) -> list[dict[str, Any]]:
+def reward_rows(rollouts: Rollouts, *, whole: bool) -> list[dict[str, Any]]:
     """What a reward may ask of each sample, by parameter name.
 
     The token columns are made into lists only where a reward wants the ``whole`` rollout.
