@@ -17,7 +17,8 @@ import torch
 from nbrl.backends.engines.hf import HFEngine
 from nbrl.backends.engines.vllm import Checkpoint, VllmEngine
 from nbrl.backends.models import LoadedModel, checkpoint_place, load_policy, load_reference
-from nbrl.backends.trainers.deepspeed import DeepSpeedTrainer, Place, join_ranks
+from nbrl.backends.trainers.deepspeed import DeepSpeedTrainer
+from nbrl.backends.trainers.joining import Place, join_ranks
 from nbrl.config import Engine, Loss, Model, PolicyLoss, Sampling, Trainer
 from nbrl.errors import RolloutError
 from nbrl.protocols import Generation, GenerationRequest, LossTerms, MicroBatch

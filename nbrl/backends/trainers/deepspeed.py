@@ -5,7 +5,6 @@ and denominators are those of ``local``: only where gradients add up and paramet
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -31,50 +30,11 @@ BUCKET_ELEMENTS = 50_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """This rank among all, and where they meet.
-
-    Example: ``Place(rank=0, world=2, host="127.0.0.1", port=29500)``.
-    """
-
-    rank: int
-    world: int
-    host: str
-    port: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Said:
     """What one rank found in an optimizer step."""
 
     shares: list[tuple[int, int, bool, Share]]
     stopped: bool
-
-
-def join_ranks(place: Place) -> None:
-    """Meet the other ranks; returns when all are there.
-
-    On a CPU gloo does all communication: DeepSpeed's own shared-memory operation needs a compiler
-    and two minutes at the first start, and is left out.
-    """
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-    named = {
-        "RANK": place.rank,
-        "WORLD_SIZE": place.world,
-        "LOCAL_RANK": 0,
-        "MASTER_ADDR": place.host,
-        "MASTER_PORT": place.port,
-    }
-    os.environ.update({name: str(value) for name, value in named.items()})
-    import deepspeed
-    from deepspeed.ops import __compatible_ops__ as compatible
-
-    on_gpu = os.environ["DS_ACCELERATOR"] == "cuda"
-    if not on_gpu:
-        compatible["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(
-        dist_backend="nccl" if on_gpu else "gloo", auto_mpi_discovery=False, verbose=False
-    )
 
 
 class DeepSpeedTrainer:

@@ -10,7 +10,8 @@ import sys
 
 import torch
 
-from nbrl.backends.trainers.deepspeed import STAGES, DeepSpeedTrainer, Place, join_ranks
+from nbrl.backends.trainers.deepspeed import STAGES, DeepSpeedTrainer
+from nbrl.backends.trainers.joining import Place, join_ranks
 from nbrl.backends.trainers.local import LocalTrainer
 from nbrl.config import Optimizer, PolicyLoss
 from nbrl.errors import StepError
