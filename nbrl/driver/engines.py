@@ -36,6 +36,11 @@ def engine_problems(settings: Engine) -> Iterator[str]:
             f"Engine(count={settings.count}, tensor_parallel={settings.tensor_parallel}) needs a "
             "cluster: this process holds one engine on one device. Pass 1 for both"
         )
+    if settings.sleep:
+        yield (
+            "Engine(sleep=True) has no effect in one process: nothing here waits for the engine's "
+            "memory. Drop it"
+        )
     if settings.kind == "vllm" and importlib.util.find_spec("vllm") is None:
         yield (
             "Engine('vllm') needs vLLM, which is not installed; run pip install 'nbrl[vllm]' where "

@@ -118,7 +118,7 @@ def _dead(values: np.ndarray, groups: Sequence[str]) -> float:
     frame = pd.DataFrame({"value": values, "group": groups}).dropna()
     grouped = frame.groupby("group")["value"].agg(["size", "nunique"])
     grouped = grouped[grouped["size"] > 1]
-    return float((grouped["nunique"] == 1).mean()) if len(grouped) else float("nan")
+    return float(np.mean(np.asarray(grouped["nunique"]) == 1)) if len(grouped) else float("nan")
 
 
 def _rank_correlation(values: np.ndarray, lengths: np.ndarray) -> float:

@@ -85,7 +85,7 @@ class DeepSpeedTrainer:
         self._engine, _, _, _ = deepspeed.initialize(
             model=policy,
             optimizer=inner,
-            lr_scheduler=self._schedule,
+            lr_scheduler=self._schedule,  # pyright: ignore[reportArgumentType] -- torch's schedulers are taken; the annotation names a class of theirs that is private
             config=_engine_config(zero_stage, optimizer, narrow, self._count),
         )
         self._engine.train(False)
