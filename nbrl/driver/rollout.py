@@ -6,6 +6,8 @@ May import ``backends.agents``, ``backends.interrupts``, ``record`` and what ``r
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from nbrl.backends.agents.loading import AgentFactory, load_agent
 from nbrl.backends.agents.traces import Trace, trace_of
 from nbrl.backends.agents.turns import Start, play
@@ -159,9 +161,13 @@ def _answer(
         )
         for group in (starts[i : i + n] for i in range(0, len(starts), n))
     ]
-    asked = {request.prompt_id: request for request in requests}
+    asked = {r.prompt_id: (np.asarray(r.token_ids, np.int32), r.seeds) for r in requests}
     made = runtime.engine.generate(requests, sampling, advance)
-    return [trace_of(asked[g.prompt_id], g) for g in made]
+    return [
+        trace_of(prompt, seeds[g.sample_index], g)
+        for g in made
+        for prompt, seeds in (asked[g.prompt_id],)
+    ]
 
 
 def _agent_spec(agent: Agent | None, factory: AgentFactory | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nbrl.protocols import Generation, GenerationRequest
+from nbrl.protocols import Generation
 from nbrl.types import SOURCE_POLICY, SOURCE_PROMPT
 
 
@@ -54,40 +54,40 @@ class Trace:
     finish_reason: str
     ended_by: str
     seconds: float
+    prompt_length: int
+    """How many tokens stand before the policy's first, or all where it has none."""
     turns: Sequence[Turn] = ()
     error: str | None = None
 
     @property
-    def prompt_length(self) -> int:
-        """How many tokens stand before the policy's first, or all where it has none."""
-        sampled = np.flatnonzero(self.source != SOURCE_PROMPT)
-        return int(sampled[0]) if len(sampled) else len(self.source)
-
-    @property
     def num_turns(self) -> int:
         """How many times the policy spoke; an answer without an agent is one turn."""
-        return len(self.turns) or int((self.source == SOURCE_POLICY).any())
+        return len(self.turns) or int(self.prompt_length < len(self.source))
 
     def turns_json(self) -> str:
         """The turns as JSON, one object each, as the column ``turns`` holds them."""
         return json.dumps([asdict(turn) for turn in self.turns])
 
 
-def trace_of(request: GenerationRequest, generation: Generation) -> Trace:
-    """The trace of a single turn: a prompt and the answer to it."""
-    prompt = np.asarray(request.token_ids, np.int32)
-    counts = (len(prompt), len(generation.token_ids))
-    marks = np.array([SOURCE_PROMPT, SOURCE_POLICY], np.int8)
+def trace_of(prompt: np.ndarray, seed: int, generation: Generation) -> Trace:
+    """The trace of a single turn: the prompt's ids, the sample's seed, and the answer."""
+    at, length = len(prompt), len(prompt) + len(generation.token_ids)
+    token_ids, source = np.empty(length, np.int32), np.full(length, SOURCE_PROMPT, np.int8)
+    logprobs, versions = np.zeros(length, np.float32), np.zeros(length, np.int64)
+    token_ids[:at], token_ids[at:] = prompt, generation.token_ids
+    source[at:], versions[at:] = SOURCE_POLICY, generation.version
+    logprobs[at:] = generation.logprobs
     return Trace(
         prompt_id=generation.prompt_id,
         sample_index=generation.sample_index,
-        seed=request.seeds[generation.sample_index],
-        token_ids=np.concatenate([prompt, generation.token_ids]),
-        source=np.repeat(marks, counts),
-        logprobs=np.concatenate([np.zeros(len(prompt), np.float32), generation.logprobs]),
-        versions=np.repeat(np.array([0, generation.version], np.int64), counts),
+        seed=seed,
+        token_ids=token_ids,
+        source=source,
+        logprobs=logprobs,
+        versions=versions,
         finish_reason=generation.finish_reason,
         ended_by="policy",
         seconds=generation.seconds,
+        prompt_length=at,
         error=generation.error,
     )

@@ -292,6 +292,7 @@ def _trace(episode: Episode) -> Trace:
         finish_reason=reasons.get(episode.ended_by, last),
         ended_by=episode.ended_by,
         seconds=episode.seconds,
+        prompt_length=episode.turns[0].action[0] if episode.turns else len(episode.ids),
         turns=tuple(episode.turns),
         error=episode.error,
     )
