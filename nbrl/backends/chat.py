@@ -129,7 +129,8 @@ def _encode(
     found = dict(zip(chats, _ids(tokenizer, rendered, add_special_tokens=False), strict=True))
     text = [texts[i] for i in plain]
     whole = _ids(tokenizer, text, add_special_tokens=True)
-    bare = _ids(tokenizer, text, add_special_tokens=False)
+    adds = tokenizer.num_special_tokens_to_add() > 0
+    bare = _ids(tokenizer, text, add_special_tokens=False) if adds else whole
     beginnings = [_beginning(tokenizer, w, b) for w, b in zip(whole, bare, strict=True)]
     found |= dict(zip(plain, beginnings, strict=True))
     return [found[i] for i in range(len(texts))]
