@@ -9,11 +9,10 @@ import itertools
 import json
 import math
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nbrl.backends.records import read_records
+from nbrl.backends.records import read_records, report_bad_rows
 from nbrl.backends.sources import prompts_table
 from nbrl.config import check_config, shown
 from nbrl.config.rules import flag, text, whole
@@ -21,8 +20,6 @@ from nbrl.errors import DataError
 from nbrl.types import Prompts
 
 INPUT_KEYS = ("input", "prompt", "question", "messages")
-SHOWN = 5
-"""How many bad rows a message names."""
 
 
 class _BadRowError(Exception):
@@ -101,7 +98,7 @@ def load_prompts(
             good.append({"prompt_id": f"{name}-{number}", **row})
         except _BadRowError as reason:
             bad.append({"row": number, "reason": str(reason)})
-    _report(source, len(good), bad)
+    report_bad_rows(source, "a prompt", len(good), bad, stacklevel=2)
     spec = {
         "source": source,
         "split": split,
@@ -223,19 +220,6 @@ def _label(record: Mapping[str, Any], render: _Rendering) -> str | None:
     if not number or not math.isfinite(value):
         raise _BadRowError(f"{key!r} must be text or a finite number; got {_shown(value)}")
     return str(int(value)) if value == int(value) else str(value)
-
-
-def _report(source: str, good: int, bad: Sequence[Mapping[str, Any]]) -> None:
-    named = "; ".join(f"row {b['row']}: {b['reason']}" for b in bad[:SHOWN])
-    more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
-    if not good:
-        reasons = named + more if bad else "it has no rows"
-        raise DataError(f"{source}: no row is a prompt ({reasons}).")
-    if bad:
-        warnings.warn(
-            f"{source}: {len(bad)} of {good + len(bad)} rows were left out: {named}{more}.",
-            stacklevel=3,
-        )
 
 
 def _shown(value: Any) -> str:

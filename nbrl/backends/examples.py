@@ -5,7 +5,6 @@ May import ``types``, ``errors`` and its neighbours ``records`` and ``parsing``.
 
 import hashlib
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import pyarrow as pa
 
 from nbrl.backends import parsing
 from nbrl.backends.parsing import BadRowError, Keys
-from nbrl.backends.records import Record, read_records
+from nbrl.backends.records import Record, read_records, report_bad_rows
 from nbrl.errors import ConfigError, DataError
 from nbrl.types import KINDS, Examples
 
@@ -24,7 +23,6 @@ Parse = Callable[[Mapping[str, Any], Keys], dict[str, Any]]
 PROMPT_KEYS = ("prompt", "input", "question", "instruction")
 CONVERSATION_KEYS = ("messages", "conversations", "conversation", *PROMPT_KEYS, "text")
 ANSWER_KEYS = ("output", "response", "completion", "answer")
-SHOWN = 5
 
 
 class _Row(NamedTuple):
@@ -288,7 +286,7 @@ def _examples(
             good.append({"example_id": f"{name}-{number}", **row, "metadata": extra})
         except BadRowError as reason:
             bad.append({"row": number, "reason": str(reason)})
-    _report(kind, source, len(good), bad)
+    report_bad_rows(_shown(source), f"one of {kind}", len(good), bad, stacklevel=3)
     spec = {
         "source": _plain(source),
         "keys": {k: v for k, v in keys._asdict().items() if v is not None},
@@ -297,19 +295,6 @@ def _examples(
     return Examples(
         kind=kind, table=pa.Table.from_pylist(good, schema=KINDS[kind].columns), spec=spec
     )
-
-
-def _report(kind: str, source: Source, good: int, bad: Sequence[Mapping[str, Any]]) -> None:
-    named = "; ".join(f"row {b['row']}: {b['reason']}" for b in bad[:SHOWN])
-    more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
-    if not good:
-        reasons = named + more if bad else "it has no rows"
-        raise DataError(f"{_shown(source)}: no row is one of {kind} ({reasons}).")
-    if bad:
-        warnings.warn(
-            f"{_shown(source)}: {len(bad)} of {good + len(bad)} rows were left out: {named}{more}.",
-            stacklevel=4,
-        )
 
 
 def _plain(source: Source) -> Any:

@@ -9,6 +9,7 @@ import csv
 import hashlib
 import json
 import re
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ Rows = Iterator[tuple[int | str, Record]]
 
 ARITHMETIC = "arithmetic"
 GENERATED = "reasoning-gym:"
+SHOWN = 5
+"""How many bad rows a message names."""
 GENERATED_SPLITS = ("train", "held_out", "validation", "test")
 DEFAULT_GENERATED = 1000
 SAVED_BY_DATASETS = ("dataset_info.json", "dataset_dict.json")
@@ -269,3 +272,30 @@ def _question(entry: Mapping[str, Any]) -> Record:
         "label": entry["answer"],
         "entry": json.loads(json.dumps(entry["metadata"], default=str)),
     }
+
+
+def report_bad_rows(
+    source: str, wanted: str, good: int, bad: Sequence[Mapping[str, Any]], *, stacklevel: int
+) -> None:
+    """Warn of rows that were left out, by number and reason.
+
+    Args:
+        source: Where the rows come from, as a message names it.
+        wanted: What a row should have been, e.g. ``"a prompt"``.
+        good: How many rows are left.
+        bad: A ``row`` and a ``reason`` for each of the others.
+        stacklevel: Of the warning, from the caller on.
+
+    Raises:
+        DataError: No row is left.
+    """
+    named = "; ".join(f"row {b['row']}: {b['reason']}" for b in bad[:SHOWN])
+    more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    if not good:
+        reasons = named + more if bad else "it has no rows"
+        raise DataError(f"{source}: no row is {wanted} ({reasons}).")
+    if bad:
+        warnings.warn(
+            f"{source}: {len(bad)} of {good + len(bad)} rows were left out: {named}{more}.",
+            stacklevel=stacklevel + 1,
+        )

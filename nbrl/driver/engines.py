@@ -4,17 +4,15 @@ May import ``backends`` and ``config``.
 """
 
 import importlib.util
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor
 
 from nbrl.backends.engines.hf import HFEngine
 from nbrl.backends.engines.idle import IdleEngine
-from nbrl.backends.engines.vllm import Checkpoint, VllmEngine
-from nbrl.backends.models import LoadedModel, checkpoint_place
+from nbrl.backends.engines.vllm import open_vllm
+from nbrl.backends.models import LoadedModel
 from nbrl.backends.trainers.local import LocalTrainer
 from nbrl.config import Engine, Model
 from nbrl.protocols import RolloutEngine
@@ -59,16 +57,7 @@ def _open_hf(
 def _open_vllm(
     policy: LoadedModel, model: Model, settings: Engine, trainer: LocalTrainer
 ) -> OpenEngine:
-    with tempfile.TemporaryDirectory(prefix="nbrl-") as scratch:
-        checkpoint = Checkpoint(
-            folder=checkpoint_place(model, policy, Path(scratch)),
-            name=policy.name,
-            dtype=model.dtype,
-            revision=model.revision,
-            eos_ids=policy.eos_ids,
-            context_length=policy.context_length,
-        )
-        engine = VllmEngine(checkpoint, settings)
+    engine = open_vllm(policy, model, settings)
     return OpenEngine(engine=engine, weights_to_send=trainer.weights, release=engine.close)
 
 

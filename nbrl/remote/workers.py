@@ -5,18 +5,16 @@ made into actors by ``cluster``; methods of the group ``control`` answer while w
 """
 
 import socket
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 
 from nbrl.backends.engines.hf import HFEngine
-from nbrl.backends.engines.vllm import Checkpoint, VllmEngine
-from nbrl.backends.models import LoadedModel, checkpoint_place, load_policy, load_reference
+from nbrl.backends.engines.vllm import open_vllm
+from nbrl.backends.models import load_policy, load_reference
 from nbrl.backends.trainers.deepspeed import DeepSpeedTrainer
 from nbrl.backends.trainers.joining import Place, join_ranks
 from nbrl.config import Engine, Loss, Model, PolicyLoss, Sampling, Trainer
@@ -61,7 +59,7 @@ class EngineWorker:
         policy = load_policy(model)
         makers = {
             "hf": lambda: HFEngine(policy, max_batch=settings.max_batch),
-            "vllm": lambda: _open_vllm(model, policy, settings),
+            "vllm": lambda: open_vllm(policy, model, settings),
         }
         self._engine = makers[settings.kind]()
         self._sleeps = settings.sleep
@@ -212,16 +210,3 @@ class RankWorker:
     def _here(self) -> DeepSpeedTrainer:
         assert self._trainer is not None
         return self._trainer
-
-
-def _open_vllm(model: Model, policy: LoadedModel, settings: Engine) -> VllmEngine:
-    with tempfile.TemporaryDirectory(prefix="nbrl-") as scratch:
-        checkpoint = Checkpoint(
-            folder=checkpoint_place(model, policy, Path(scratch)),
-            name=policy.name,
-            dtype=model.dtype,
-            revision=model.revision,
-            eos_ids=policy.eos_ids,
-            context_length=policy.context_length,
-        )
-        return VllmEngine(checkpoint, settings)

@@ -199,7 +199,13 @@ def test_without_over_sampling_nobody_grows_stale_where_steps_wait(plan, rng):
 @given(plans, seeds)
 def test_dropping_bounds_age_too(plan, rng):
     plan = replace(plan, partial=True, overlap=replace(plan.overlap, stale="drop"))
-    run(plan, drawn(rng))
+    world = run(plan, drawn(rng))
+    ages = [
+        version - world.admitted[group]
+        for version, groups in enumerate(world.trains)
+        for group in groups
+    ]
+    assert max(ages, default=0) <= plan.overlap.max_staleness
 
 
 @settings(max_examples=60, deadline=None)

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from nbrl.backends.engines.requests import check_prompts
 from nbrl.backends.interrupts import held_interrupts
-from nbrl.config import Engine, Sampling
+from nbrl.backends.models import LoadedModel, checkpoint_place
+from nbrl.config import Engine, Model, Sampling
 from nbrl.errors import ConfigError, RolloutError
 from nbrl.protocols import Advance, Generation, GenerationRequest
 
@@ -264,6 +265,26 @@ class VllmEngine:
             path = str(Path(folder) / "weights.safetensors")
             save_file({name: tensor.contiguous() for name, tensor in pairs}, path)
             self._llm.collective_rpc("nbrl_reload_file", args=(path,))
+
+
+def open_vllm(policy: LoadedModel, model: Model, settings: Engine) -> VllmEngine:
+    """An engine on the checkpoint of a loaded policy, written down for it where there is none.
+
+    Args:
+        policy: Whose weights, end tokens and context length the engine takes.
+        model: The settings that it was loaded by.
+        settings: Of the engine.
+    """
+    with tempfile.TemporaryDirectory(prefix="nbrl-") as scratch:
+        checkpoint = Checkpoint(
+            folder=checkpoint_place(model, policy, Path(scratch)),
+            name=policy.name,
+            dtype=model.dtype,
+            revision=model.revision,
+            eos_ids=policy.eos_ids,
+            context_length=policy.context_length,
+        )
+        return VllmEngine(checkpoint, settings)
 
 
 def _start(checkpoint: Checkpoint, settings: Engine, context_length: int) -> Any:
