@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNS := runs
 ARGS ?=
+# processes that the tests run in; a file's tests stay together, and so does what they share
+WORKERS ?= 2
 
 # the first of these that works and can make an environment; the lock was resolved for 3.11
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,\
@@ -44,7 +46,7 @@ REAL := -p model=smollm2-135m-instruct -p prompts=reasoning-gym:letter_counting 
 ##@ Check it
 .PHONY: test
 test: setup ## Set up where missing, then the whole suite (ARGS="tests/types -x" narrows it)
-	$(BIN)/python -m pytest $(if $(CI),--durations=25) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(CI),--durations=25) $(ARGS)
 
 .PHONY: check
 check: lint test ## Format, lint, types, imports, tests
