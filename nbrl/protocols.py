@@ -5,6 +5,7 @@ through this file.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -138,6 +139,20 @@ class Restorable(Protocol):
         ``own_schedule`` takes the learning rate from the trainer's own settings, at the step that
         the state had come to.
         """
+        ...
+
+
+@runtime_checkable
+class Averaging(Protocol):
+    """A trainer that may keep a running average of the policy's weights."""
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether it does."""
+        ...
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """A block in which the policy holds the average; after it its own weights, bit by bit."""
         ...
 
 

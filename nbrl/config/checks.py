@@ -53,6 +53,8 @@ SCHEDULES = (
     "cosine_with_min_lr",
     "inverse_sqrt",
 )
+ENDING_SCHEDULES = ("linear", "cosine", "cosine_with_min_lr")
+"""Those whose learning rate falls until ``total_steps``."""
 OPTIMIZERS = ("adamw", "sgd")
 DTYPES = ("float32", "bfloat16")
 HEADS = ("lm", "reward")
@@ -172,7 +174,7 @@ def _optimizer(c: Optimizer) -> Iterator[str]:
 
 def _schedule(c: Optimizer) -> Iterator[str]:
     """What belongs to one schedule and not to another."""
-    ends = c.schedule in ("linear", "cosine", "cosine_with_min_lr")
+    ends = c.schedule in ENDING_SCHEDULES
     if ends and c.total_steps is None:
         yield f"Optimizer.schedule={c.schedule!r} needs total_steps; pass it"
     if not ends and c.total_steps is not None:
@@ -199,6 +201,7 @@ def _schedule(c: Optimizer) -> Iterator[str]:
 def _critic(c: Critic) -> Iterator[str]:
     if c.path is not None:
         yield from text("Critic.path", c.path)
+    yield from whole("Critic.warmup_steps", c.warmup_steps, 0)
     yield from _nested("Critic.optimizer", c.optimizer, Optimizer, optional=False)
 
 
@@ -206,6 +209,12 @@ def _trainer(c: Trainer) -> Iterator[str]:
     yield from among("Trainer.kind", c.kind, TRAINERS)
     yield from whole("Trainer.micro_batch_tokens", c.micro_batch_tokens, 1)
     yield from flag("Trainer.gradient_checkpointing", c.gradient_checkpointing)
+    listed = isinstance(c.frozen, tuple | list)
+    if not listed or any(not isinstance(p, str) or not p.strip() for p in c.frozen):
+        yield f"Trainer.frozen must be a tuple of patterns of names; got {shown(c.frozen)}"
+    if c.ema_decay is not None:
+        decay = c.ema_decay
+        yield from bounded("Trainer.ema_decay", decay, 0.0, 1.0, open_low=True, open_high=True)
     yield from _nested("Trainer.optimizer", c.optimizer, Optimizer, optional=False)
     yield from _nested("Trainer.critic", c.critic, Critic)
 

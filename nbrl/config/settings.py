@@ -209,11 +209,13 @@ class Optimizer:
 class Critic:
     """A value model: the policy's architecture with a scalar head, and its own optimizer.
 
-    ``path=None`` starts from the policy's weights.
+    ``path=None`` starts from the policy's weights. The policy stands still for the critic's first
+    ``warmup_steps`` optimizer steps.
     """
 
     path: str | None = None
     optimizer: Optimizer = dataclasses.field(default_factory=lambda: Optimizer(lr=9e-6))
+    warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -224,7 +226,10 @@ class Trainer:
     """What learns. ``"local"`` is plain torch in this process.
 
     ``micro_batch_tokens`` bounds rows x width of one forward pass; smaller ones accumulate
-    gradients and give the same step.
+    gradients and give the same step. ``frozen`` are patterns of names of the policy's parameters
+    that are not trained, as ``"*visual*"``. With ``ema_decay`` the trainer keeps an average of
+    the policy's weights beside them, ``ema_decay * average + (1 - ema_decay) * weights`` after each
+    optimizer step, which ``evaluate`` and ``export`` take with ``averaged=True``.
     """
 
     kind: str = "local"
@@ -233,6 +238,8 @@ class Trainer:
     critic: Critic | None = None
     micro_batch_tokens: int = 16384
     gradient_checkpointing: bool = False
+    frozen: tuple[str, ...] = ()
+    ema_decay: float | None = None
 
     def __post_init__(self) -> None:
         make_plain(self)

@@ -1,7 +1,7 @@
 """The verbs ``save`` and ``load``: all that decides what a session will do next.
 
-May import what ``runtime`` may. There is no loss scaler, no running average of weights and no
-adaptive coefficient of the KL in a session, so none is kept; each call of a verb names its own.
+May import what ``runtime`` may. There is no loss scaler and no adaptive coefficient of the KL in a
+session, so none is kept; each call of a verb names its own.
 """
 
 import base64

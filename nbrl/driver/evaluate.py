@@ -1,5 +1,7 @@
 """The verb ``evaluate``: held-out prompts to pass@k with intervals. May import what verbs may."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,6 +9,7 @@ import torch
 
 from nbrl.config import Sampling, kind_problems, to_spec, whole_problems
 from nbrl.config.rules import bounded
+from nbrl.driver.averaging import averaged_policy, averaging_problems
 from nbrl.driver.lineage import session_spec
 from nbrl.driver.rewards import asked_rewards, refuse
 from nbrl.driver.rollout import EVALUATION, rollout
@@ -26,6 +29,7 @@ def evaluate(
     n: int,
     sampling: Sampling,
     threshold: float,
+    averaged: bool = False,
 ) -> Evaluation:
     """pass@k for k = 1, 2, 4, ... up to ``n``, and the mean reward, each with a 95 % interval.
 
@@ -33,7 +37,8 @@ def evaluate(
     over prompts, which is too narrow for few of them (of 95 % intervals over 8 prompts some 83 %
     cover, over 32 some 94 %). Samples that could not be generated are left out of their prompt's
     count; a prompt without ``k`` others does not count for pass@k. Draws on its own branch of the
-    seed tree.
+    seed tree. With ``averaged`` it is the running average of the weights that answers, and its
+    samples are those of another run to this policy.
 
     Raises:
         ConfigError: Prompts, rewards or settings cannot work; all that is wrong is named, and
@@ -44,12 +49,17 @@ def evaluate(
     given = prompts if isinstance(prompts, Prompts) else None
     kinds = kind_problems({"prompts": (prompts, Prompts), "sampling": (sampling, Sampling)})
     problems = [*kinds, *whole_problems({"n": (n, 1)}), *bounded("threshold", threshold)]
+    problems += averaging_problems(runtime, averaged)
     if given is not None and not len(given):
         problems.append("there are no prompts; pass at least one")
     judged = sampling if isinstance(sampling, Sampling) else None
     refuse("evaluate", judged, extra=problems, rewards=asked_rewards(rewards, None, given))
     n, threshold = int(n), float(threshold)
-    rollouts = rollout(runtime, prompts, n=n, sampling=sampling, branch=EVALUATION)
+    with averaged_policy(runtime) if averaged else nullcontext():
+        rollouts = rollout(runtime, prompts, n=n, sampling=sampling, branch=EVALUATION)
+    if averaged:
+        own = {"run": f"{runtime.run_id}-averaged", "averaged": True}
+        rollouts = replace(rollouts, spec={**rollouts.spec, **own})
     if rollouts.spec["interrupted"]:
         raise RolloutError(
             f"evaluate was interrupted with {len(rollouts)} of {len(prompts) * n} answers; "
@@ -76,6 +86,7 @@ def evaluate(
         spec={
             "n": n,
             "threshold": threshold,
+            "averaged": averaged,
             "sampling": to_spec(sampling),
             **session_spec(runtime),
         },

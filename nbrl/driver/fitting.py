@@ -22,8 +22,10 @@ from nbrl.config import (
     to_spec,
     whole_problems,
 )
+from nbrl.driver.averaging import averaged_policy, keeps_average
 from nbrl.driver.checkpointing import write_metrics
-from nbrl.driver.learning import Course, batches_of, prepared, resolve, step
+from nbrl.driver.learning import Course, batches_of, prepared, resolve, step, tokenized
+from nbrl.driver.pace import room_problems, tell_pace
 from nbrl.driver.runtime import Runtime
 from nbrl.driver.seeds import derive
 from nbrl.errors import ConfigError, StepError, StoreError
@@ -81,13 +83,17 @@ def fit(
         raise ConfigError(
             "fit: KTO needs batches of 2 rows or more; its reference point is a mean."
         )
-    ready = prepared(runtime, data, resolved)
+    ready = tokenized(runtime, data)
+    batches = list(_batches(runtime, len(ready), resolved, epochs, batch_size))
+    check_config("fit", extra=room_problems(runtime, len(batches)))
+    tell_pace(runtime, len(batches))
+    ready = prepared(runtime, ready, resolved)
     unseen = [] if watched is None else sequences_of(prepared(runtime, watched.data, resolved))
     plan = _Fit(
         data=ready,
         sets=sequences_of(ready),
         objective=resolved,
-        batches=list(_batches(runtime, len(ready), resolved, epochs, batch_size)),
+        batches=batches,
         held_out=watched,
         unseen=unseen,
         best=_Best(),
@@ -130,12 +136,17 @@ def _batches(
     for epoch in range(epochs):
         seed = derive(runtime.seed, "fit", runtime.version, epoch)
         order = np.random.default_rng(seed).permutation(count)
-        cuts = list(range(size, count, size))
-        if isinstance(objective, KTO) and cuts and count - cuts[-1] < 2:
-            # a single row has no reference point: it goes along with the batch before
-            cuts.pop()
-        for part in np.split(order, cuts):
+        for part in np.split(order, _cuts(count, size, objective)):
             yield epoch, part
+
+
+def _cuts(count: int, size: int, objective: Objective) -> list[int]:
+    """Where the examples of an epoch are cut into batches."""
+    cuts = list(range(size, count, size))
+    if isinstance(objective, KTO) and cuts and count - cuts[-1] < 2:
+        # a single row has no reference point: it goes along with the batch before
+        cuts.pop()
+    return cuts
 
 
 def _run(runtime: Runtime, plan: _Fit) -> bool:
@@ -194,7 +205,12 @@ def _look(runtime: Runtime, plan: _Fit) -> dict[str, float]:
         trainer = runtime.trainer
         assert isinstance(trainer, Restorable)
         best.state, best.version, best.loss = trainer.state(), runtime.version, loss
-    return {f"held_out_{name}": metric.value for name, metric in found.items()}
+    seen = {f"held_out_{name}": metric.value for name, metric in found.items()}
+    if not keeps_average(runtime):
+        return seen
+    with averaged_policy(runtime):
+        mean = measure(runtime, plan.unseen, plan.objective)
+    return seen | {f"held_out_averaged_{name}": metric.value for name, metric in mean.items()}
 
 
 def _put_best_back(runtime: Runtime, best: _Best) -> None:

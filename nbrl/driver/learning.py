@@ -150,13 +150,17 @@ def resolve(
     return dataclasses.replace(objective, token_ids=(ids[0][0], ids[1][0]))
 
 
+def tokenized(runtime: Runtime, examples: Examples) -> Examples:
+    """The examples with token columns, every turn learned where nobody has said otherwise."""
+    return examples if examples.is_tokenized else tokenize(runtime, examples, None, "all", "\n")
+
+
 def prepared(runtime: Runtime, examples: Examples, objective: Objective) -> Examples:
     """The examples with token columns, and reference log-probs where the objective asks for them.
 
     What is there is taken as it is, so that each is computed once.
     """
-    if not examples.is_tokenized:
-        examples = tokenize(runtime, examples, None, "all", "\n")
+    examples = tokenized(runtime, examples)
     has_reference = f"{examples.sides[0]}{REFERENCE}" in examples.table.column_names
     if not wants_reference_logprobs(objective) or has_reference:
         return examples

@@ -18,6 +18,7 @@ from nbrl.backends.arithmetic import arithmetic_source
 from nbrl.backends.datasets import load_prompts
 from nbrl.backends.encoding import Writer, token_ids_of, tokenize_examples
 from nbrl.backends.exporting import export_adapter, export_model
+from nbrl.backends.freezing import freeze
 from nbrl.backends.models import LoadedModel, load_critic, load_policy, load_reference
 from nbrl.backends.sources import PromptSource, prompts_source
 from nbrl.backends.trainers.local import LocalTrainer
@@ -110,6 +111,7 @@ def open_session(
         "versions": versions(),
         "parent": None if start is None else _parent(start),
     }
+    freeze(policy.module, trainer.frozen)
     local = _trainer(policy, settings)
     kind = settings.engine.kind if model.head == "lm" else "idle"
     engine = ENGINES[kind](policy, model, settings.engine, local)
@@ -243,6 +245,8 @@ def _trainer(policy: LoadedModel, settings: Settings) -> LocalTrainer:
         critic_optimizer=None if asked is None else asked.optimizer,
         reference=None if model.lora is not None else lambda: load_reference(model),
         teacher=lambda path: load_reference(_named(model, path)),
+        critic_warmup=0 if asked is None else asked.warmup_steps,
+        ema_decay=trainer.ema_decay,
         gradient_checkpointing=trainer.gradient_checkpointing,
         seed=derive(seed, "trainer"),
     )

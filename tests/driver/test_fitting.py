@@ -233,3 +233,36 @@ def test_tokens_can_be_looked_at_before(session):
         assert len(session.tokenize(CONVERSATIONS, max_length=8)) < 12
     with pytest.raises(ConfigError, match="turns must be one of all, last"):
         session.tokenize(CONVERSATIONS, turns="first")
+
+
+def paced(open_tiny, **settings):
+    session = open_tiny()
+    session.close()
+    return nbrl.connect(
+        trainer=nbrl.Trainer(optimizer=nbrl.Optimizer(lr=1e-3, **settings)),
+        run_dir=session.run_dir.with_name("paced"),
+        progress="quiet",
+    )
+
+
+def test_steps_beyond_the_schedule_are_foreseen(open_tiny):
+    session = paced(open_tiny, schedule="linear", total_steps=7)
+    before = digest(session)
+    with pytest.raises(ConfigError, match=r"8 optimizer steps lie ahead.*total_steps=7"):
+        session.fit(CONVERSATIONS, nbrl.SFT(), 2, batch_size=3)
+    assert digest(session) == before
+    assert session.version == 0
+    with pytest.warns(UserWarning, match="step 4 of Optimizer.total_steps=7"):
+        session.fit(CONVERSATIONS, nbrl.SFT(), batch_size=3)
+    # the four that are taken count
+    with pytest.raises(ConfigError, match="total_steps=8"):
+        session.fit(CONVERSATIONS, nbrl.SFT(), batch_size=3)
+    session.close()
+
+
+def test_a_warm_up_that_never_ends_is_said(open_tiny):
+    session = paced(open_tiny, schedule="constant_with_warmup", warmup_steps=4)
+    with pytest.warns(UserWarning, match="the peak is never reached"):
+        session.fit(CONVERSATIONS, nbrl.SFT(), batch_size=3)
+    session.fit(CONVERSATIONS[:3], nbrl.SFT(), batch_size=3)
+    session.close()

@@ -190,6 +190,7 @@ class DeepSpeedTrainer:
             "bytes": self._count * parameter.element_size() // split,
             "ranks": self._world,
             "zero_stage": self._stage,
+            "updates": self._schedule.last_epoch,
             "version": self._version,
         }
 

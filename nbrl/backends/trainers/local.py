@@ -7,13 +7,15 @@ torch.
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nbrl.backends.interrupts import after_returning, held_interrupts
+from nbrl.backends.trainers.averaging import Average
 from nbrl.backends.trainers.devices import brought_back, device_of, placed
 from nbrl.backends.trainers.objectives import (
     Share,
@@ -31,6 +33,7 @@ from nbrl.backends.trainers.passes import (
     gather_models,
     merged_weights,
     resident,
+    standing_still,
     training,
 )
 from nbrl.backends.trainers.probing import probe_losses
@@ -60,6 +63,8 @@ class LocalTrainer:
         critic_optimizer: Optimizer | None = None,
         reference: Callable[[], nn.Module] | None = None,
         teacher: Callable[[str], nn.Module] | None = None,
+        critic_warmup: int = 0,
+        ema_decay: float | None = None,
         gradient_checkpointing: bool = False,
         seed: int = 0,
     ) -> None:
@@ -74,6 +79,8 @@ class LocalTrainer:
             reference: Loads the reference policy, called once, when it is first needed. None
                 where the policy carries an adapter: the reference is then the policy without it.
             teacher: Loads the model of a name, for distillation; called once a name.
+            critic_warmup: The policy stands still for so many of the critic's optimizer steps.
+            ema_decay: Of the running average of the policy's weights; None keeps none.
             gradient_checkpointing: Compute activations again in the backward pass.
             seed: Of the adapter's dropout.
 
@@ -86,6 +93,10 @@ class LocalTrainer:
         self._learners = [Learner(policy, optimizer)]
         if critic is not None and critic_optimizer is not None:
             self._learners.append(Learner(critic, critic_optimizer))
+        self._warmup, (own, *_) = critic_warmup, self._learners
+        self._average = (
+            None if ema_decay is None else Average(own.parameters, own.masters, decay=ema_decay)
+        )
         self._load_reference = reference
         self._reference: nn.Module | None = None
         self._load_teacher = teacher
@@ -169,7 +180,8 @@ class LocalTrainer:
             for batches, total in zip(current, counts, strict=True):
                 place = f"optimizer step {len(terms) + 1} of {len(minibatches)}"
                 told = prepare(models, batches, loss)
-                share = self._shares(models, told, loss, advance, total)
+                with standing_still(self._at_rest(told, loss)):
+                    share = self._shares(models, told, loss, advance, total)
                 terms.append(self._update(share, loss, total=total, place=place))
         except BaseException:
             with held_interrupts(after_returning):
@@ -205,18 +217,52 @@ class LocalTrainer:
             return merged_weights(self._models.policy)
         return ((name, p.detach()) for name, p in self._models.policy.named_parameters())
 
+    @property
+    def keeps_average(self) -> bool:
+        """Whether there is a running average of the policy's weights."""
+        return self._average is not None
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """A block in which the policy holds the average; after it its own weights, bit by bit.
+
+        Raises:
+            StepError: This trainer keeps none.
+        """
+        if self._average is None:
+            raise StepError("averaged: this trainer keeps no average. Give it an ema_decay.")
+        return self._average.lent()
+
     def describe(self) -> Mapping[str, object]:
-        """What is resident; ``version`` counts the calls of :meth:`step` that were taken."""
+        """What is resident.
+
+        ``version`` counts the calls of :meth:`step` that were taken, ``updates`` the optimizer
+        steps of the policy.
+        """
         found = resident(self._models, self._reference)
-        return {"kind": "local", **found, "version": self._version}
+        if self._average is not None:
+            found |= {"bytes": cast(int, found["bytes"]) + self._average.bytes()}
+            found |= {"ema_decay": self._average.decay}
+        updates = self._learners[0].updates
+        return {"kind": "local", **found, "updates": updates, "version": self._version}
 
     def state(self) -> dict[str, Any]:
-        """A copy of all that steps change: trained parameters, optimizers, schedules, counters."""
+        """A copy of all that steps change: trained parameters, optimizers, schedules, counters.
+
+        The average of the weights is among them where there is one.
+        """
         learners = [learner.state() for learner in self._learners]
-        return {"learners": learners, "updates": self._updates, "version": self._version}
+        average = {} if self._average is None else {"average": self._average.state()}
+        return {
+            "learners": learners,
+            "updates": self._updates,
+            "version": self._version,
+            **average,
+        }
 
     def load_state(self, state: Mapping[str, Any], *, own_schedule: bool = False) -> None:
         """Become, bit by bit, what :meth:`state` described.
+
+        The average of the weights begins at them where the state has none.
 
         Args:
             state: What :meth:`state` gave.
@@ -231,6 +277,8 @@ class LocalTrainer:
             learner.load_state(saved)
             if own_schedule:
                 learner.follow_own_schedule()
+        if self._average is not None:
+            self._average.load_state(state.get("average", self._learners[0].masters))
         self._updates, self._version = state["updates"], state["version"]
 
     def digest(self) -> str:
@@ -238,6 +286,8 @@ class LocalTrainer:
         digest = hashlib.sha256(repr((self._updates, self._version)).encode())
         for learner in self._learners:
             learner.feed(digest)
+        if self._average is not None:
+            self._average.feed(digest)
         return digest.hexdigest()
 
     def _models_for(self, loss: Loss) -> Models:
@@ -256,6 +306,14 @@ class LocalTrainer:
                 teacher = self._load_teacher(loss.teacher)
                 self._teachers = {loss.teacher: teacher.to(self._device)}
         return dataclasses.replace(self._models, teacher=self._teachers[loss.teacher])
+
+    def _at_rest(self, batches: Sequence[MicroBatch], loss: Loss) -> list[nn.Parameter]:
+        """The policy's parameters where this minibatch is the critic's alone."""
+        if not isinstance(loss, PolicyLoss) or self._models.critic is None:
+            return []
+        learns = any({"values", "returns"} <= batch.columns.keys() for batch in batches)
+        warm = self._learners[1].updates >= self._warmup
+        return [] if warm or not learns else list(self._learners[0].parameters.values())
 
     def _shares(
         self,
@@ -294,6 +352,8 @@ class LocalTrainer:
         with held_interrupts(after_returning):
             for learner, norm in norms.items():
                 learner.update(norm)
+            if self._average is not None and self._learners[0] in norms:
+                self._average.follow()
             self._updates += 1
         return terms
 

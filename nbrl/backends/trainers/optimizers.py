@@ -42,6 +42,11 @@ class Learner:
         """The learning rate of the next update."""
         return self._optimizer.param_groups[0]["lr"]
 
+    @property
+    def updates(self) -> int:
+        """How many were taken."""
+        return self._schedule.last_epoch
+
     def check_room(self, updates: int) -> None:
         """Raise where so many more updates lie beyond the schedule's end.
 

@@ -108,6 +108,18 @@ def training(models: Models, *, dropout_seed: int | None) -> Iterator[None]:
                 module.training = False
 
 
+@contextmanager
+def standing_still(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """These parameters ask for no gradient in the block; all of them ask for one elsewhere."""
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
 def say(
     models: Models, batch: MicroBatch, *, entropy_gradient: bool, critic_gradient: bool
 ) -> Said:

@@ -48,7 +48,8 @@ def fit(
         epochs: Passes over the data, each in its own order.
         batch_size: Examples a step; the last batch of an epoch is as short as it is.
         held_out: Examples to measure the objective on, or ``nbrl.HeldOut`` with when to look
-            and which weights to keep.
+            and which weights to keep. Where the trainer keeps an average of the weights, it is
+            measured beside them (``held_out_averaged_loss``).
     """
     return call(
         session,
@@ -68,6 +69,7 @@ def export(
     *,
     adapter: bool = False,
     scale_on: Examples | None = None,
+    averaged: bool = False,
 ) -> Path:
     """The folder with the trained model, as transformers and vLLM load it.
 
@@ -78,5 +80,14 @@ def export(
         path: A folder that does not exist, or is empty.
         adapter: Write the LoRA adapter alone instead of merging it, in float32.
         scale_on: Pairs to take a reward model's scale from; the training data by default.
+        averaged: Write the running average of the weights that ``Trainer.ema_decay`` keeps.
     """
-    return call(session, "export", exporting.export, path, adapter=adapter, scale_on=scale_on)
+    return call(
+        session,
+        "export",
+        exporting.export,
+        path,
+        adapter=adapter,
+        scale_on=scale_on,
+        averaged=averaged,
+    )

@@ -95,8 +95,12 @@ def evaluate(
     *,
     sampling: Sampling | None = None,
     threshold: float = 1.0,
+    averaged: bool = False,
 ) -> Evaluation:
-    """pass@k with intervals over prompts; a sample passes from a reward of ``threshold`` on."""
+    """pass@k with intervals over prompts; a sample passes from a reward of ``threshold`` on.
+
+    With ``averaged`` the running average of the weights answers, which ``Trainer.ema_decay`` keeps.
+    """
     return call(
         session,
         "evaluate",
@@ -106,4 +110,5 @@ def evaluate(
         n=n,
         sampling=Sampling() if sampling is None else sampling,
         threshold=threshold,
+        averaged=averaged,
     )
