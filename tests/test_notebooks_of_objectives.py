@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nbrl.notebook import batch
+from tests.headless import run_notebook
 
 ROOT = Path(__file__).parents[1]
 QUICK = {
@@ -28,7 +28,7 @@ TRUE = {
 @pytest.mark.parametrize("name", QUICK)
 def test_notebook_learns_what_it_says(name, tmp_path, monkeypatch):
     monkeypatch.delenv("MPLBACKEND", raising=False)
-    executed = batch.execute(ROOT / "notebooks" / f"{name}.ipynb", tmp_path, parameters=QUICK[name])
+    executed = run_notebook(ROOT / "notebooks" / f"{name}.ipynb", tmp_path, QUICK[name])
     assert TRUE[name](executed.summary), executed.summary
     for plot in executed.summary["plots"]:
         assert (executed.run_folder / plot).read_bytes().startswith(b"\x89PNG")

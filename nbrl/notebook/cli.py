@@ -79,6 +79,9 @@ def run(  # noqa: PLR0913 -- one parameter an option
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Where runs go; under runs/ by default.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds that a cell may take.")] = None,
+    once: Annotated[
+        bool, typer.Option("--once/--again", help="Skip a run that went through in --out before.")
+    ] = False,
     inspect: Annotated[bool, typer.Option("--inspect", help="Only list the parameters.")] = False,
 ) -> None:
     """Execute a notebook headless, once or over a grid; ends with one line of JSON.
@@ -100,6 +103,7 @@ def run(  # noqa: PLR0913 -- one parameter an option
         jobs=jobs,
         out=out,
         timeout=timeout,
+        once=once,
     )
     code, line = batch_runs.carry_out(asked, lambda text: typer.echo(text, err=True))
     typer.echo(line)

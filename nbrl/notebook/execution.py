@@ -5,6 +5,7 @@ May import ``driver.store``, ``errors`` and, inside functions, papermill. A run'
 that cells recorded, and ``run/`` for what the notebook writes.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from typing import Any
 from nbrl.driver.store.environment import environment
 from nbrl.driver.store.files import read_lines, write_json
 from nbrl.driver.store.folder import RunFolder
+from nbrl.errors import DataError, StoreError
 from nbrl.notebook.parameters import RUN_FOLDER, parameters_of
 from nbrl.notebook.results import FOLDER_VARIABLE
 
@@ -28,7 +30,8 @@ INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 """Exit codes: what a shell or a scheduler learns of a run."""
 CLUSTER_ERRORS = ("ClusterError", "ClusterUnreachable", "ConnectionError", "ConnectionRefusedError")
 GRACE_SECONDS = 20.0
-REQUEST, STATUS = "run.json", "status.json"
+REQUEST, STATUS, SUMMARY = "run.json", "status.json", "summary.json"
+PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +39,8 @@ class Outcome:
     """How a run went.
 
     ``cell`` is the number of the failing code cell, counted from 1, ``error`` its last line.
+    ``run_folder`` is where the notebook wrote, None where it has no such parameter; ``made_by`` is
+    the digest that an equal request has.
 
     Example: ``Outcome(code=1, folder="runs/a", seconds=3.1, cell=4, error="ValueError: x",
     results={})``.
@@ -44,6 +49,8 @@ class Outcome:
     code: int
     folder: str
     notebook: str
+    run_folder: str | None
+    made_by: str
     parameters: Mapping[str, Any]
     seconds: float
     cell: int | None
@@ -69,7 +76,7 @@ def execute_run(
         parameters: Values that :func:`~nbrl.notebook.parameters.checked` has passed.
         timeout: Seconds that one cell may take.
     """
-    folder = folder.resolve()
+    folder, made_by = folder.resolve(), digest(notebook, parameters)
     folder.mkdir(parents=True, exist_ok=True)
     RunFolder(folder).results_path.unlink(missing_ok=True)
     asked = {"notebook": str(notebook.resolve()), "parameters": dict(parameters)}
@@ -84,19 +91,53 @@ def execute_run(
         code, cell, error = _executed(notebook, output, given, timeout)
     if stopped:
         code = 128 + stopped[0]
+    try:
+        results = _results(folder, given.get(RUN_FOLDER))
+    except (DataError, StoreError) as damaged:
+        code, error, results = code or RAISED, error or str(damaged), {}
     outcome = Outcome(
         code=code,
         folder=str(folder),
         notebook=str(output),
+        run_folder=given.get(RUN_FOLDER),
+        made_by=made_by,
         parameters=dict(parameters),
         seconds=round(time.monotonic() - start, 3),
         cell=cell,
         error=error,
-        results=_results(folder, given.get(RUN_FOLDER)),
+        results=results,
     )
     _annotate(output, outcome)
     write_json(folder / STATUS, {"state": "done", **asdict(outcome)})
     return outcome
+
+
+def digest(notebook: Path, parameters: Mapping[str, Any]) -> str:
+    """A hash of all that decides what a run does: notebook, parameters, this package."""
+    seen = hashlib.sha256(json.dumps(parameters, sort_keys=True, default=str).encode())
+    for file in [notebook, *sorted(PACKAGE.rglob("*.py"))]:
+        seen.update(file.read_bytes())
+    return seen.hexdigest()
+
+
+def summary_of(run_folder: str | None) -> dict[str, Any]:
+    """What the notebook wrote to ``summary.json`` in its run folder; nothing where it did not.
+
+    Raises:
+        DataError: It is no JSON object.
+    """
+    file = None if run_folder is None else Path(run_folder) / SUMMARY
+    if file is None or not file.is_file():
+        return {}
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} is not JSON: {error}; the notebook's last cell wrote it.") from (
+            error
+        )
+    if not isinstance(summary, dict):
+        raise DataError(f"{file} must hold an object; it holds {type(summary).__name__}.")
+    return summary
 
 
 def _executed(
@@ -204,11 +245,7 @@ def _fresh(path: Path) -> Path:
 
 def _results(folder: Path, run_folder: str | None) -> dict[str, Any]:
     """What cells recorded, beside the scalars of the notebook's own ``summary.json``."""
-    found: dict[str, Any] = {}
-    summary = Path(run_folder) / "summary.json" if run_folder else None
-    if summary is not None and summary.is_file():
-        written = json.loads(summary.read_text(encoding="utf-8"))
-        found = {k: v for k, v in written.items() if isinstance(v, int | float)}
+    found = {k: v for k, v in summary_of(run_folder).items() if isinstance(v, int | float)}
     recorded = read_lines(RunFolder(folder).results_path)
     return found | {row["name"]: row["value"] for row in recorded}
 

@@ -16,14 +16,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from nbrl.driver.store.files import read_json, write_json, write_whole
 from nbrl.errors import ConfigError, DataError
 from nbrl.notebook.execution import OK, RAISED, REQUEST, STATUS
 from nbrl.notebook.parameters import checked, parameters_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SEEDS = re.compile(r"(\d+)\.\.(\d+)")
 SUMMARY = "summary.csv"
@@ -156,12 +157,15 @@ def is_done(cell: Cell) -> bool:
     return _status(cell).get("code") == OK
 
 
-def summary_table(cells: Sequence[Cell], outcomes: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def summary_table(cells: Sequence[Cell], outcomes: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
     """One row a point of the grid and result: mean over seeds, interval, difference to the first.
 
     ``low`` and ``high`` are the 95 % interval of the mean over seeds (Student's t). ``difference``
     is to the first point of the grid, paired by seed, with its own interval. One seed has none.
     """
+    # a run that is not a sweep waits for neither
+    import pandas as pd
+
     from nbrl.notebook.plots import mean_interval
 
     rows = [
@@ -191,7 +195,7 @@ def summary_table(cells: Sequence[Cell], outcomes: Sequence[Mapping[str, Any]]) 
     return pd.DataFrame(table)
 
 
-def write_summary(out: Path, table: pd.DataFrame) -> Path:
+def write_summary(out: Path, table: "pd.DataFrame") -> Path:
     """The file that the table was written to."""
     write_whole(out / SUMMARY, table.to_csv(index=False).encode())
     return out / SUMMARY

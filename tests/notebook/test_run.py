@@ -94,6 +94,17 @@ def test_what_is_no_notebook_says_so(tmp_path, text):
         parameters_of(tmp_path / "a.ipynb")
 
 
+def test_a_parameters_cell_that_is_none_says_so(tmp_path):
+    notebook = make_notebook(tmp_path / "a.ipynb", parameters="steps = 3\n%matplotlib inline\n")
+    with pytest.raises(DataError, match=r"is no Python: .*line 2"):
+        parameters_of(notebook)
+    cells = nbformat.read(notebook, 4)
+    cells.cells[0].metadata["tags"] = []
+    nbformat.write(cells, notebook)
+    with pytest.raises(DataError, match=r"exactly one cell tagged 'parameters'; it has 0"):
+        parameters_of(notebook)
+
+
 def test_a_pair_of_words_is_a_parameter():
     given = ["run", "a.ipynb", "-p", "k", "v", "-p", "x=1", "--parameter", "e", "a=b", "-p"]
     assert _joined(given) == [

@@ -13,8 +13,9 @@ import pytest
 from nbrl.backends.rewards import load_reward, score_samples
 from nbrl.errors import ConfigError, StoreError
 from nbrl.notebook import cli
-from nbrl.notebook.batch import execute, parameters_of
+from nbrl.notebook.parameters import parameters_of
 from nbrl.notebook.scaffold import TEMPLATES, create
+from tests.headless import run_notebook
 
 ROOT = Path(__file__).parents[2]
 ENDINGS = {kind: ".ipynb" if kind == "notebook" else ".py" for kind in TEMPLATES}
@@ -157,6 +158,6 @@ def test_the_notebook_runs_headless_with_other_parameters(tmp_path):
     assert all(not cell.get("outputs") for cell in notebook["cells"])
     os.environ.setdefault("MPLBACKEND", "Agg")
     given = {"steps": 1, "num_prompts": 4, "n": 2, "held_out": 4}
-    done = execute(file, tmp_path / "out", parameters=given)
+    done = run_notebook(file, tmp_path / "out", given)
     assert 0.0 <= done.summary["reward_after"] <= 1.0
     assert (done.run_folder / "reward.png").is_file()

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbconvert import HTMLExporter
 
-from nbrl.notebook import batch
+from tests.headless import run_notebook
 from tests.notebook.views.conftest import chromium, page
 
 __all__ = ["chromium", "page"]
@@ -26,7 +26,7 @@ def test_notebook_runs_and_its_views_outlive_the_kernel(name, tmp_path, page, mo
     monkeypatch.delenv("MPLBACKEND", raising=False)
     parameters, column = CASES[name]
     notebook = ROOT / "notebooks" / f"{name}.ipynb"
-    executed = batch.execute(notebook, tmp_path, parameters=parameters)
+    executed = run_notebook(notebook, tmp_path, parameters)
     for plot in executed.summary["plots"]:
         assert (executed.run_folder / plot).read_bytes().startswith(b"\x89PNG")
     book = nbformat.read(executed.notebook, as_version=4)
