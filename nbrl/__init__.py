@@ -52,8 +52,9 @@ if TYPE_CHECKING:
     from nbrl.notebook.results import record
     from nbrl.notebook.views.browse import browse
     from nbrl.stages.advantages import compute_advantages
+    from nbrl.stages.agreement import diff_scores
     from nbrl.stages.buffer import Plan
-    from nbrl.stages.comparison import compare_estimators, diff_scores
+    from nbrl.stages.comparison import compare_estimators
     from nbrl.stages.simulation import Durations, compare_plans, durations, simulate
     from nbrl.types import (
         Advantaged,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         Prompts,
         Rollouts,
         Scored,
+        ScoreDiff,
         StepResult,
         load,
     )
@@ -107,6 +109,7 @@ __all__ = [
     "RewardServer",
     "Rollouts",
     "Sampling",
+    "ScoreDiff",
     "Scored",
     "Session",
     "Shaping",
@@ -190,10 +193,8 @@ _NAMES = {
     "nbrl.notebook.views.browse": ("browse",),
     "nbrl.stages.advantages": ("compute_advantages",),
     "nbrl.stages.buffer": ("Plan",),
-    "nbrl.stages.comparison": (
-        "compare_estimators",
-        "diff_scores",
-    ),
+    "nbrl.stages.agreement": ("diff_scores",),
+    "nbrl.stages.comparison": ("compare_estimators",),
     "nbrl.stages.simulation": (
         "Durations",
         "compare_plans",
@@ -210,6 +211,7 @@ _NAMES = {
         "Probe",
         "Prompts",
         "Rollouts",
+        "ScoreDiff",
         "Scored",
         "StepResult",
         "load",

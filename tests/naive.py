@@ -279,3 +279,23 @@ def softmax(logits: Sequence[float]) -> list[float]:
 
 def cross_entropy(target: Sequence[float], logits: Sequence[float]) -> float:
     return -math.fsum(p * math.log(q) for p, q in zip(target, softmax(logits), strict=True))
+
+
+def kendall(a: Sequence[float], b: Sequence[float]) -> float:
+    """Tau-b over all pairs, one by one."""
+    pairs = [(_sign(a[i] - a[j]), _sign(b[i] - b[j])) for i in range(len(a)) for j in range(i)]
+    scale = math.sqrt(sum(x != 0 for x, _ in pairs)) * math.sqrt(sum(y != 0 for _, y in pairs))
+    return sum(x * y for x, y in pairs) / scale if scale else math.nan
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Pearson's correlation of ranks, each the mean place that equal values could take."""
+    ranks = [[sum(y < x for y in side) + (side.count(x) + 1) / 2 for x in side] for side in (a, b)]
+    (x, y), n = ranks, len(a)
+    over = [(p - sum(x) / n, q - sum(y) / n) for p, q in zip(x, y, strict=True)]
+    scale = math.sqrt(sum(p * p for p, _ in over)) * math.sqrt(sum(q * q for _, q in over))
+    return sum(p * q for p, q in over) / scale if scale else math.nan
+
+
+def _sign(x: float) -> int:
+    return (x > 0) - (x < 0)

@@ -4,6 +4,7 @@
 ``SURROGATES``, ``CORRECTIONS``, ``AGGREGATIONS``, ``KL_KINDS``, ``DIALECTS``.
 """
 
+from nbrl.functional.agreement import cohens_kappa, kendall, spearman
 from nbrl.functional.dialects import DIALECTS, dialect
 from nbrl.functional.estimators import ESTIMATORS, Estimator, estimate
 from nbrl.functional.logprobs import KL_KINDS, entropy, kl, kl_unbiased, token_logprobs
@@ -42,6 +43,7 @@ __all__ = [
     "Totals",
     "aggregate",
     "bootstrap_interval",
+    "cohens_kappa",
     "dialect",
     "distillation_loss",
     "dpo_loss",
@@ -50,6 +52,7 @@ __all__ = [
     "groups_inside",
     "importance_weights",
     "ipo_loss",
+    "kendall",
     "kl",
     "kl_unbiased",
     "kto_baseline",
@@ -63,6 +66,7 @@ __all__ = [
     "ratio_and_clipped",
     "reward_model_loss",
     "sft_nll",
+    "spearman",
     "stop_properly",
     "surrogate",
     "token_logprobs",

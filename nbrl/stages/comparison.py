@@ -1,10 +1,9 @@
-"""Many estimators over one Scored, two Scored over one Rollouts: tables, no pictures. Pure."""
+"""Many estimators over one Scored: tables, no pictures. Pure."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from nbrl.config import KL, Shaping
 from nbrl.errors import ConfigError
@@ -76,29 +75,6 @@ def summarize_estimators(compared: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("estimator")
 
 
-def diff_scores(a: Scored, b: Scored) -> pd.DataFrame:
-    """The samples on which two scorings differ, joined by ``sample_id``, largest difference first.
-
-    Columns: ``sample_id``, ``a``, ``b`` (totals, NaN where there is none), ``difference`` (b - a),
-    ``status_a``, ``status_b``, ``flip``: one is positive and the other is not, as where a right
-    answer becomes a wrong one. Samples with equal totals and statuses are left out, samples
-    that only one of the two has are kept with NaN and status ``missing``.
-    """
-    joined = _totals(a, "a").join(_totals(b, "b"), how="outer")
-    joined[["status_a", "status_b"]] = joined[["status_a", "status_b"]].fillna("missing")
-    left, right = joined["a"].to_numpy(), joined["b"].to_numpy()
-    joined["difference"] = right - left
-    both = ~np.isnan(left) & ~np.isnan(right)
-    joined["flip"] = both & ((left > 0) != (right > 0))
-    equal = (left == right) | (np.isnan(left) & np.isnan(right))
-    equal &= (joined["status_a"] == joined["status_b"]).to_numpy()
-    size = np.where(both, np.abs(right - left), np.inf)
-    order = np.argsort(-size, kind="stable")
-    ordered = joined.iloc[order[~equal[order]]]
-    shown = ["a", "b", "difference", "status_a", "status_b", "flip"]
-    return ordered[shown].rename_axis("sample_id").reset_index()
-
-
 def _by_name(estimators: Sequence[Asked]) -> dict[str, Asked]:
     names = [estimator_name(asked) for asked in estimators]
     repeated = sorted({name for name in names if names.count(name) > 1})
@@ -132,9 +108,3 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")
     return float(np.corrcoef(a, b)[0, 1])
-
-
-def _totals(scored: Scored, side: str) -> pd.DataFrame:
-    table: pa.Table = scored.table.select(["sample_id", "total", "status"])
-    frame = table.to_pandas().set_index("sample_id")
-    return frame.rename(columns={"total": side, "status": f"status_{side}"})

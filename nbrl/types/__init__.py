@@ -5,7 +5,7 @@ from typing import Any
 
 from nbrl.errors import DataError, NbrlError
 from nbrl.types import results, storage
-from nbrl.types.comparisons import LossComparison
+from nbrl.types.comparisons import LossComparison, ScoreDiff
 from nbrl.types.examples import KINDS, Examples
 from nbrl.types.results import Evaluation, History, Metric, Probe, StepResult
 from nbrl.types.samples import (
@@ -36,6 +36,7 @@ __all__ = [
     "Probe",
     "Prompts",
     "Rollouts",
+    "ScoreDiff",
     "Scored",
     "StepResult",
     "Value",

@@ -1,9 +1,9 @@
-"""Several losses on one frozen batch, side by side; nothing was changed to learn it.
+"""Several losses on one batch, two scorings of the same samples; nothing was changed to learn it.
 
 May import ``samples`` beside it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,3 +51,64 @@ class LossComparison:
             f"LossComparison({len(self.table)} losses, {len(self.batch)} samples, version "
             f"{self.version}, lowest cosine {lowest:.2f})"
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ScoreDiff:
+    """How two scorings of the same samples differ: ``a`` is before, ``b`` after.
+
+    ``table`` has one row a sample on which the ``component`` (the total by default) or its status
+    differs, the largest difference first: ``sample_id``, ``a``, ``b``, ``difference`` (b - a),
+    ``status_a``, ``status_b`` (``missing`` where one side does not have the sample), ``flip``:
+    above ``threshold`` in one and not in the other. ``examples`` are the first of its flips and,
+    where those are few, of its other rows, with ``prompt``, ``response`` and ``label``.
+
+    ``summary`` has one row for ``total`` and one for each component that both have:
+
+    * ``samples`` with a number in both, ``moved`` and ``flips`` among them, ``mean_a``, ``mean_b``;
+    * ``lost`` and ``gained``: samples with a number in ``a`` alone, in ``b`` alone;
+    * ``spearman`` and ``kendall`` (tau-b), NaN where one of the two is constant;
+    * ``agreement``, the share of samples that both pass or both fail, and ``kappa``, Cohen's: NaN
+      where both pass all or both fail all.
+
+    ``tables`` has for each of those the counts of pass and fail, rows for ``a``, columns for ``b``.
+    ``notes`` say in words what a reader must know before comparing.
+
+    Example: ``diff.tables["total"].loc["fail", "pass"]`` is 3: three samples pass under ``b`` only.
+    """
+
+    table: pd.DataFrame
+    summary: pd.DataFrame
+    tables: Mapping[str, pd.DataFrame]
+    examples: pd.DataFrame
+    component: str
+    threshold: float
+    notes: Sequence[str] = ()
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def flips(self) -> pd.DataFrame:
+        """The samples that pass in one scoring and not in the other."""
+        return self.table[self.table["flip"]].reset_index(drop=True)
+
+    def movers(self, k: int = 10) -> pd.DataFrame:
+        """The ``k`` samples that moved furthest, of those with a number on both sides."""
+        both = self.table[self.table["difference"].notna()]
+        return both.head(k).reset_index(drop=True)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The table, one row a sample that differs."""
+        return self.table.copy()
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __repr__(self) -> str:
+        row = self.summary.loc[self.component]
+        kappa, rank = row["kappa"], row["spearman"]
+        parts = [f"{int(row['moved'])} moved", f"{int(row['flips'])} flips"]
+        parts += [f"{int(row[n])} {n}" for n in ("lost", "gained") if row[n]]
+        parts += [f"kappa {kappa:.2f}"] if kappa == kappa else []
+        parts += [f"rank correlation {rank:.2f}"] if rank == rank else []
+        what = "" if self.component == "total" else f"{self.component!r}, "
+        return f"ScoreDiff({what}{int(row['samples'])} samples, {', '.join(parts)})"

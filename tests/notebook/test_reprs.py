@@ -1,5 +1,6 @@
 """The HTML of values: escaped, small, readable without style, and beside the plain repr."""
 
+import dataclasses
 import unicodedata
 from html.parser import HTMLParser
 
@@ -13,6 +14,7 @@ import nbrl
 from nbrl.notebook import reprs
 from nbrl.notebook.progress import running_shell
 from nbrl.notebook.reprs import results, samples, summaries, text
+from nbrl.stages.agreement import diff_scores
 from nbrl.types import Evaluation, History, LossComparison, Metric, Probe, StepResult
 from tests.notebook.conftest import HOSTILE, make_prompts, make_rollouts, make_scored
 
@@ -75,6 +77,7 @@ def values(prompts, rollouts, scored, advantaged, session):
         Evaluation(version=3, pass_at={1: (0.5, 0.4, 0.6)}, reward=(0.5, 0.4, 0.6), scored=scored),
         History(records=[{"version": i, "reward": i / 10} for i in range(20)]),
         compared(advantaged),
+        diffed(scored),
         session,
     ]
 
@@ -85,6 +88,26 @@ def compared(batch):
     )
     cosines = pd.DataFrame([[1.0, -0.5], [-0.5, 1.0]], index=table.index, columns=table.index)
     return LossComparison(table=table, cosines=cosines, tokens={}, batch=batch, version=0, parts=2)
+
+
+def diffed(scored):
+    """Against a scoring in which the first sample failed and the second turned round."""
+    totals = scored.table.column("total").to_pylist()
+    turned = [None, 1.0 - (totals[1] or 0.0), *totals[2:]]
+    after = make_scored(scored.rollouts, turned)
+    return diff_scores(scored, dataclasses.replace(after, spec={"replayed": [HOSTILE]}))
+
+
+def test_two_scorings_show_counts_texts_and_notes(scored):
+    diff = diffed(scored)
+    words = page(reprs.HTML[type(diff)](diff)).words
+    for wanted in ("components", "b passes", "a fails", "flips", "kappa"):
+        assert wanted in words
+    assert any(HOSTILE in w and "depends on the world" in w for w in words)
+    assert any("1 samples have a number in a and none in b" in w for w in words)
+    flipped = diff.examples[diff.examples["flip"]]
+    assert len(flipped) == 1
+    assert flipped["prompt"][0] in words
 
 
 def test_losses_that_are_noise_or_apart_are_a_concern(advantaged):

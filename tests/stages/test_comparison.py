@@ -6,7 +6,7 @@ import pytest
 
 from nbrl.errors import ConfigError
 from nbrl.functional.dialects import dialect
-from nbrl.stages.comparison import compare_estimators, diff_scores, summarize_estimators
+from nbrl.stages.comparison import compare_estimators, summarize_estimators
 from tests.values import make_prompts, make_rollouts, make_scored
 
 
@@ -75,34 +75,3 @@ def test_a_constant_estimator_has_no_correlation():
     got = summarize_estimators(compare_estimators(toy((0.5, 0.5)), ["rloo"]))
     assert got.loc["rloo", "dead_groups"] == 1
     assert np.isnan(got.loc["rloo", "correlation"])
-
-
-def test_scorings_are_joined_by_id():
-    a, b = toy((1.0, 0.0, 0.25, None)), toy((1.0, 1.0, 0.5, 0.0))
-    got = diff_scores(a, b.take(np.array([3, 1, 0, 2])))
-    assert got["sample_id"].tolist() == ["p0@0#3", "p0@0#1", "p0@0#2"]
-    assert got["difference"].tolist()[1:] == [1, 0.25]
-    assert got["flip"].tolist() == [False, True, False]
-    assert got["status_a"].tolist() == ["error", "ok", "ok"]
-    assert np.isnan(got["a"][0])
-
-
-def test_samples_that_only_one_has_are_kept():
-    a, b = toy((1.0, 0.0)), toy((1.0, 0.0)).take(np.array([1]))
-    got = diff_scores(a, b)
-    assert got["sample_id"].tolist() == ["p0@0#0"]
-    assert got["status_b"].tolist() == ["missing"]
-
-
-def test_equal_scorings_do_not_differ():
-    got = diff_scores(toy((1.0, None)), toy((1.0, None)))
-    assert len(got) == 0
-    assert got.columns.tolist() == [
-        "sample_id",
-        "a",
-        "b",
-        "difference",
-        "status_a",
-        "status_b",
-        "flip",
-    ]

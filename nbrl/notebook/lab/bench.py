@@ -16,7 +16,7 @@ from nbrl.notebook.lab.perturbations import PERTURBATIONS
 from nbrl.notebook.reprs.markup import card, table
 from nbrl.notebook.reprs.summaries import DISTRIBUTION, distribution, floats, reward_names
 from nbrl.notebook.views.browse import display_mode
-from nbrl.stages.comparison import diff_scores
+from nbrl.stages.agreement import diff_scores
 from nbrl.types import Rollouts, Scored
 
 MOST_ROWS = 12
@@ -77,7 +77,7 @@ class RewardBench:
     @property
     def flipped(self) -> Any:
         """The samples that the latest scoring and the first one differ on, largest first."""
-        return diff_scores(self.base, self.latest)
+        return diff_scores(self.base, self.latest).table
 
     def _score(self, rollouts: Rollouts, reward: Any) -> Scored:
         return score_showing(

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbrl.driver.session import Session
 from nbrl.notebook.progress import running_shell
-from nbrl.notebook.reprs import results, samples
+from nbrl.notebook.reprs import results, samples, scores
 from nbrl.types import (
     Advantaged,
     Evaluation,
@@ -21,6 +21,7 @@ from nbrl.types import (
     Prompts,
     Rollouts,
     Scored,
+    ScoreDiff,
     StepResult,
 )
 
@@ -34,6 +35,7 @@ HTML: Mapping[type, Callable[[Any], str]] = {
     Evaluation: results.evaluation_html,
     History: results.history_html,
     LossComparison: results.losses_html,
+    ScoreDiff: scores.diff_html,
     Session: results.session_html,
 }
 
