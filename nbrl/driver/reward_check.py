@@ -11,6 +11,7 @@ import pandas as pd
 
 from nbrl.backends.rewards import Outcome, RewardPool
 from nbrl.config import kind_problems
+from nbrl.driver.replaying import replay_problems
 from nbrl.driver.rewards import asked_rewards, refuse
 from nbrl.driver.scoring import Isolation, isolation_problems, reward_rows, said_of
 from nbrl.types import Rollouts
@@ -25,7 +26,12 @@ SLOW, LONG = 0.1, 0.5
 
 
 def check_reward(
-    reward: Any, rollouts: Rollouts, *, workers: int = 2, timeout: float = 30.0
+    reward: Any,
+    rollouts: Rollouts,
+    *,
+    workers: int = 2,
+    timeout: float = 30.0,
+    replay: bool = False,
 ) -> pd.DataFrame:
     """A short table on a reward, one row a question, made on samples that are there.
 
@@ -41,6 +47,7 @@ def check_reward(
         rollouts: The samples to ask about.
         workers: Processes to call it in; 0 is this one.
         timeout: Seconds a sample in such a process.
+        replay: As ``session.score``.
 
     Raises:
         ConfigError: No such reward, or settings that cannot be.
@@ -49,7 +56,9 @@ def check_reward(
     prompts = rollouts.prompts if isinstance(rollouts, Rollouts) else None
     asked = asked_rewards({"reward": reward}, None, prompts)
     kinds = kind_problems({"rollouts": (rollouts, Rollouts)})
-    refuse("check_reward", extra=[*kinds, *isolation_problems(with_pool)], rewards=asked)
+    replays = replay_problems({"reward": reward}, asked.functions, rollouts, replay)
+    wrong = [*kinds, *isolation_problems(with_pool), *replays]
+    refuse("check_reward", extra=wrong, rewards=asked)
     function = asked.functions["reward"]
     made = np.array([e is None for e in rollouts.table.column("error").to_pylist()])
     rollouts = rollouts.filter(made)

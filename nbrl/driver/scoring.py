@@ -15,6 +15,7 @@ from nbrl.backends.rewards import Outcome, RewardFn, RewardPool, score_samples
 from nbrl.config import kind_problems, to_spec
 from nbrl.config.rules import among, is_number
 from nbrl.driver.progress import Progress
+from nbrl.driver.replaying import replay_problems, replayed
 from nbrl.driver.rewards import Combine, asked_rewards, refuse
 from nbrl.driver.runtime import Runtime, Stopwatch
 from nbrl.errors import RewardError
@@ -35,7 +36,7 @@ class Isolation:
     timeout: float
 
 
-def score(
+def score(  # noqa: PLR0913 -- as wide as the verb
     runtime: Runtime,
     rollouts: Rollouts,
     rewards: Any,
@@ -44,6 +45,7 @@ def score(
     on_error: str = "raise",
     workers: int = 0,
     timeout: float = 30.0,
+    replay: bool = False,
 ) -> Scored:
     """Rewards for each sample; nothing is generated, so a batch can be scored again and again.
 
@@ -61,6 +63,7 @@ def score(
         combine=combine,
         on_error=on_error,
         isolation=Isolation(pool=runtime.reward_pool, workers=workers, timeout=timeout),
+        replay=replay,
     )
 
 
@@ -72,6 +75,7 @@ def score_showing(
     combine: Any,
     on_error: str,
     isolation: Isolation | None = None,
+    replay: bool = False,
 ) -> Scored:
     """As :func:`score`, without a session; without ``isolation`` in this process."""
     watch = Stopwatch()
@@ -79,8 +83,9 @@ def score_showing(
     asked = asked_rewards(rewards, combine, prompts)
     kinds = kind_problems({"rollouts": (rollouts, Rollouts)})
     policy = [*among("on_error", on_error, ON_ERROR), *isolation_problems(isolation)]
-    refuse("score", extra=[*kinds, *policy], rewards=asked)
     functions = asked.functions
+    replays = replay_problems(rewards, functions, rollouts, replay)
+    refuse("score", extra=[*kinds, *policy, *replays], rewards=asked)
     good = [e is None for e in rollouts.table.column("error").to_pylist()]
     whole = any("rollout" in function.parameters for function in functions.values())
     every = reward_rows(rollouts, whole=whole)
@@ -95,6 +100,7 @@ def score_showing(
     spec = {
         "rewards": {name: f.name for name, f in functions.items()},
         "fingerprints": {name: f.fingerprint for name, f in functions.items()},
+        "replayed": replayed(rewards, functions, rollouts),
         "combine": to_spec("sum" if combine is None else combine),
         "on_error": on_error,
         **_isolation_echo(isolation),

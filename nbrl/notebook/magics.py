@@ -38,6 +38,7 @@ def _reward_magic(shell: Any) -> Callable[[str, str], None]:
     @argument("--on", metavar="VARIABLE", help="the samples: rollouts, or a value made of them")
     @argument("--session", metavar="VARIABLE", help="the session that scores")
     @argument("--samples", type=int, default=256, help="at most so many, from the first on")
+    @argument("--replay", action="store_true", help="stored samples may be asked about the world")
     def reward(line: str, cell: str) -> None:
         """Define a reward in this cell, score the samples at hand, show what it says of them.
 
@@ -58,7 +59,9 @@ def _reward_magic(shell: Any) -> Callable[[str, str], None]:
         try:
             session = _picked(names, given.session, Session, "session = nbrl.connect()")
             rollouts = samples_at_hand(names, given.on)[: given.samples]
-            scored = session.score(rollouts, {given.name: function}, on_error="exclude")
+            scored = session.score(
+                rollouts, {given.name: function}, on_error="exclude", replay=given.replay
+            )
         except NbrlError as error:
             raise _usage(str(error)) from error
         before = names.get(f"_{given.name}_scored")

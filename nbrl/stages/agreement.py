@@ -8,8 +8,9 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
+from nbrl.config import kind_problems
 from nbrl.config.rules import is_number
-from nbrl.errors import ConfigError, DataError, unknown_name
+from nbrl.errors import DataError, all_problems, unknown_name
 from nbrl.functional.agreement import cohens_kappa, kendall, spearman
 from nbrl.types import Scored, ScoreDiff
 
@@ -65,17 +66,13 @@ def diff_scores(
 
 
 def _check(a: Any, b: Any, threshold: Any) -> None:
-    wrong = [type(x).__name__ for x in (a, b) if not isinstance(x, Scored)]
-    if wrong:
-        raise ConfigError(
-            f"diff_scores compares two nbrl.Scored, as session.score gives them; got "
-            f"{' and '.join(wrong)}."
-        )
+    problems = list(kind_problems({"a": (a, Scored), "b": (b, Scored)}))
     if not is_number(threshold) or not np.isfinite(threshold):
-        raise ConfigError(
-            f"diff_scores: threshold must be a finite number, above which a sample passes; got "
-            f"{threshold!r:.80}."
+        problems.append(
+            f"threshold must be a finite number, above which a sample passes; got {threshold!r:.80}"
         )
+    if problems:
+        raise all_problems("diff_scores", problems)
 
 
 def _numbers(scored: Scored) -> pd.DataFrame:

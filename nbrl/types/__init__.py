@@ -67,7 +67,9 @@ def load(path: str | os.PathLike) -> Value:
 
 _BUILD = {
     "prompts": lambda table, _, spec: Prompts(table=table, spec=spec),
-    "rollouts": lambda table, parent, spec: Rollouts(table=table, prompts=parent, spec=spec),
+    "rollouts": lambda table, parent, spec: Rollouts(
+        table=table, prompts=parent, spec=spec, stored=True
+    ),
     "scored": lambda table, parent, spec: Scored(table=table, rollouts=parent, spec=spec),
     "advantaged": lambda table, parent, spec: Advantaged(table=table, scored=parent, spec=spec),
     "step": results.step_of,

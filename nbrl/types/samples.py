@@ -146,6 +146,7 @@ class Rollouts:
     each token as prompt (0), policy (1) or environment (2). ``rollout_logprobs`` are the
     engine's, float32, at ``temperature``: that of sampling, and 1 for greedy answers.
     ``annotate`` adds ``old_logprobs``, ``ref_logprobs``, ``values`` and ``entropy``.
+    ``stored`` says that they were read from a disk and not sampled by this process.
 
     Example: the prompt ``7+5=`` (4 tokens) answered with ``12`` and EOS is a row with
     ``token_ids`` of length 7, ``source`` ``[0,0,0,0,1,1,1]``, ``sample_id``
@@ -155,6 +156,7 @@ class Rollouts:
     table: pa.Table
     prompts: Prompts
     spec: Mapping[str, Any] = field(default_factory=dict)
+    stored: bool = False
 
     def __post_init__(self) -> None:
         columns.check_columns(self.table, ROLLOUT_COLUMNS, "Rollouts")
@@ -223,7 +225,8 @@ class Scored:
     ``timeout``, ``unparsed``, ``excluded``). A component named ``c`` has the columns ``c``,
     ``c.status``, ``c.error``, ``c.seconds`` and ``c.extras`` (JSON). A list column
     ``token_rewards`` may be there, and ``score``, by which groups are filtered in place of
-    ``total``. ``spec["fingerprints"]`` holds a hash of each reward's source.
+    ``total``. ``spec["fingerprints"]`` holds a hash of each reward's source, ``spec["replayed"]``
+    the rewards that depend on the world and were asked about stored samples.
 
     Example: ``{"sample_id": "arithmetic-0@3#1", "total": 1.0, "status": "ok", "error": None,
     "reward": 1.0, "reward.status": "ok", ...}``.

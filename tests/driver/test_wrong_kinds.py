@@ -24,6 +24,8 @@ CALLS = {
     "k": lambda: session.next_prompts("3"),
     "rollouts": lambda: session.score(prompts, exact),
     "scored": lambda: session.compute_advantages(rollouts),
+    "a": lambda: nbrl.diff_scores(rollouts, scored),
+    "replay": lambda: session.score(rollouts, exact, replay="yes"),
     "batch": lambda: session.train_step(scored),
     "loss": lambda: session.train_step(batch, "ppo"),
     "losses": lambda: session.probe(batch, [nbrl.PolicyLoss()]),

@@ -27,7 +27,8 @@ class RewardServer:
     or a 5xx is sent again, each time later and elsewhere where there is another address; at most
     ``tries`` times. Any other answer than 200 is final. A missing label is sent as ``""``. The
     bearer token comes from the environment variable ``NBRL_REWARD_TOKEN``, so that no cell holds
-    it.
+    it. ``replayable=False`` says that what it answers depends on more than the sample, so that
+    stored samples are not scored by it unless that is asked for.
 
     Example: ``nbrl.RewardServer(("http://a:5000", "http://b:5000"))``; a single address may be
     given to ``score`` as a string. Without a path it means ``/get_reward``.
@@ -39,6 +40,7 @@ class RewardServer:
     tries: int = 5
     batch: int = 64
     concurrency: int = 8
+    replayable: bool = True
 
     def __post_init__(self) -> None:
         given = (self.urls,) if isinstance(self.urls, str) else self.urls

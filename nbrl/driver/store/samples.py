@@ -62,6 +62,7 @@ def read_rollouts(path: Path) -> Rollouts:
         table=table.drop_columns(list(named)),
         prompts=Prompts(table=prompts, spec=facts["prompts_spec"]),
         spec=facts["spec"],
+        stored=True,
     )
 
 

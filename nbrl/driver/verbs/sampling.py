@@ -51,7 +51,7 @@ def annotate(session: Opened, rollouts: Rollouts, columns: Sequence[str]) -> Rol
     return call(session, "annotate", training.annotate, rollouts, columns)
 
 
-def score(
+def score(  # noqa: PLR0913 -- one parameter an option
     session: Opened,
     rollouts: Rollouts,
     rewards: Any,
@@ -60,6 +60,7 @@ def score(
     *,
     workers: int = 0,
     timeout: float = 30.0,
+    replay: bool = False,
 ) -> Scored:
     """Rewards for each sample.
 
@@ -73,6 +74,8 @@ def score(
         workers: Processes to call reward code in, so that a hang, an exit or a crash costs
             one sample; 0 calls it in this process. Servers and models are asked from here.
         timeout: Seconds that a sample may take in such a process; of a batch, each sample's.
+        replay: That stored samples may be scored by rewards that depend on the world, those with
+            ``replayable = False``; the result shows it.
     """
     return call(
         session,
@@ -84,6 +87,7 @@ def score(
         on_error=on_error,
         workers=workers,
         timeout=timeout,
+        replay=replay,
     )
 
 

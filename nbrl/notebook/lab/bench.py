@@ -32,10 +32,13 @@ class RewardBench:
     Example: ``bench.try_answer(0, "12")["total"]`` is 1.0.
     """
 
-    def __init__(self, rollouts: Rollouts, reward: Any, combine: Any = None) -> None:
+    def __init__(
+        self, rollouts: Rollouts, reward: Any, combine: Any = None, *, replay: bool = False
+    ) -> None:
         self.rollouts = rollouts
         self.reward = reward
         self._combine = combine
+        self._replay = replay
         self._lock = threading.RLock()
         self.base = self._score(rollouts, reward)
         self.tried: list[dict[str, Any]] = []
@@ -81,7 +84,12 @@ class RewardBench:
 
     def _score(self, rollouts: Rollouts, reward: Any) -> Scored:
         return score_showing(
-            Progress(Quiet), rollouts, reward, combine=self._combine, on_error="exclude"
+            Progress(Quiet),
+            rollouts,
+            reward,
+            combine=self._combine,
+            on_error="exclude",
+            replay=self._replay,
         )
 
     def _repr_html_(self) -> str:
@@ -126,18 +134,21 @@ def tried_table(tried: list[dict[str, Any]]) -> str:
     return table("answers that were tried", names, [[f.get(n) for n in names] for f in tried])
 
 
-def reward_bench(rollouts: Rollouts, reward: Any, *, combine: Any = None) -> RewardBench:
+def reward_bench(
+    rollouts: Rollouts, reward: Any, *, combine: Any = None, replay: bool = False
+) -> RewardBench:
     """A bench on which answers and the reward can be edited, with the score at once.
 
     Args:
         rollouts: The answers; a few dozen are quick.
         reward: What ``session.score`` takes: a callable, a file, or a dict of them.
         combine: As there.
+        replay: As there.
 
     Raises:
         ConfigError: No such reward.
     """
-    return RewardBench(rollouts, reward, combine)
+    return RewardBench(rollouts, reward, combine, replay=replay)
 
 
 def explain(error: NbrlError) -> str:

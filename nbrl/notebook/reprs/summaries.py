@@ -94,8 +94,13 @@ def rollout_concerns(value: Rollouts) -> list[str]:
 
 
 def scored_concerns(value: Scored) -> list[str]:
-    """Excluded samples with their first errors, groups of equal rewards, a constant reward."""
+    """Replays, excluded samples with their first errors, dead groups, a constant reward."""
     said = []
+    if value.spec.get("replayed"):
+        said.append(
+            f"{', '.join(value.spec['replayed'])} depends on the world and was asked again about "
+            "stored samples"
+        )
     bad = pc.call_function("not_equal", [value.table.column("status"), pa.scalar("ok")])
     excluded = value.table.filter(bad)
     if excluded.num_rows:
