@@ -51,7 +51,7 @@ def diff_scores(
     if component not in shared:
         raise unknown_name("component", component, shared)
     table = _moved(a, b, threshold, component)
-    columns = {n: _aligned(left[n], right[n]) for n in shared}
+    columns = {n: _aligned(left, right, n) for n in shared}
     rows = {n: _row(x, y, threshold) for n, (x, y) in columns.items()}
     return ScoreDiff(
         table=table,
@@ -83,9 +83,9 @@ def _numbers(scored: Scored) -> pd.DataFrame:
     return frame.astype(float)[["total", *(n for n in kept if n != "total")]]
 
 
-def _aligned(left: pd.Series, right: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    a, b = left.align(right, join="outer")
-    return a.to_numpy(), b.to_numpy()
+def _aligned(left: pd.DataFrame, right: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:
+    a, b = left[[name]].align(right[[name]], join="outer")
+    return a.to_numpy()[:, 0], b.to_numpy()[:, 0]
 
 
 def _moved(a: Scored, b: Scored, threshold: float, component: str) -> pd.DataFrame:
@@ -145,7 +145,9 @@ def _crossed(left: np.ndarray, right: np.ndarray, threshold: float) -> pd.DataFr
 
 def _examples(a: Scored, b: Scored, table: pd.DataFrame) -> pd.DataFrame:
     """The first flips, then the first of the other rows, with what was asked and answered."""
-    some = pd.concat([table[table["flip"]], table[~table["flip"]]]).head(MOST_EXAMPLES)
+    flips = table["flip"].to_numpy(bool)
+    order = np.concatenate([np.flatnonzero(flips), np.flatnonzero(~flips)])
+    some = table.iloc[order[:MOST_EXAMPLES]].reset_index(drop=True)
     asked = ["sample_id", "prompt", "response", "label"]
     texts: dict[str, Mapping[str, Any]] = {}
     for side in (b, a):
@@ -155,7 +157,7 @@ def _examples(a: Scored, b: Scored, table: pd.DataFrame) -> pd.DataFrame:
         found = side.rollouts.take(rows).to_arrow().select(asked).to_pylist()
         texts |= {row["sample_id"]: row for row in found}
     said = pd.DataFrame([texts[s] for s in some["sample_id"]], columns=asked)
-    numbers = some[["a", "b", "status_a", "status_b", "flip"]].reset_index(drop=True)
+    numbers = some.loc[:, ["a", "b", "status_a", "status_b", "flip"]]
     return pd.concat([said, numbers], axis=1)
 
 
@@ -174,7 +176,7 @@ def _notes(
                 "stored samples"
             )
     for side in "ab":
-        missing = int((table[f"status_{side}"] == "missing").sum())
+        missing = int(np.count_nonzero(table[f"status_{side}"].to_numpy() == "missing"))
         if missing:
             yield f"{missing} samples are not in {side}"
     prints = [scored.spec.get("fingerprints") for scored in (a, b)]

@@ -89,11 +89,11 @@ class ScoreDiff:
     @property
     def flips(self) -> pd.DataFrame:
         """The samples that pass in one scoring and not in the other."""
-        return self.table[self.table["flip"]].reset_index(drop=True)
+        return self.table.loc[self.table["flip"].to_numpy(bool)].reset_index(drop=True)
 
     def movers(self, k: int = 10) -> pd.DataFrame:
         """The ``k`` samples that moved furthest, of those with a number on both sides."""
-        both = self.table[self.table["difference"].notna()]
+        both = self.table.loc[self.table["difference"].notna().to_numpy(bool)]
         return both.head(k).reset_index(drop=True)
 
     def to_pandas(self) -> pd.DataFrame:

@@ -61,7 +61,7 @@ def _examples(value: ScoreDiff) -> str:
     plain = set(listed["status_a"]) | set(listed["status_b"]) == {"ok"}
     columns = EXAMPLE[: -2 if plain else None]
     rows = [[_number(row[c]) for c in columns] for _, row in listed.iterrows()]
-    flips = int(listed["flip"].sum())
+    flips = int(np.count_nonzero(listed["flip"]))
     caption = f"examples, {flips} of them flips" if flips < len(listed) else "examples of flips"
     return table(caption, columns, rows, shown(len(listed), len(value), "samples that differ"))
 
