@@ -48,6 +48,10 @@ REAL := -p model=smollm2-135m-instruct -p prompts=reasoning-gym:letter_counting 
 test: setup ## Set up where missing, then the whole suite (ARGS="tests/types -x" narrows it)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(CI),--durations=25) $(ARGS)
 
+.PHONY: gpu-check
+gpu-check: setup ## On a machine with a GPU: sampler and trainers on the device, in bfloat16 too
+	$(BIN)/python -m pytest -m gpu -rs $(ARGS) tests
+
 .PHONY: check
 check: lint test ## Format, lint, types, imports, tests
 

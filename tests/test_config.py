@@ -166,6 +166,8 @@ WRONG = [
     (Model(""), "Model.path must be 'tiny', a folder, or a name on the hub; got ''"),
     (Model(attention=" "), "Model.attention must be a non-empty text; got ' '"),
     (Model(revision=""), "Model.revision"),
+    (Model(device="gpu"), "Model.device must be 'cpu', 'cuda', 'cuda:<number>' or None; got 'gpu'"),
+    (Model(device="cuda:"), "Model.device"),
     (Critic(path=""), "Critic.path"),
     (Model(dtype="float16"), "Model.dtype 'float16' is unknown; known: float32, bfloat16"),
     (Model(lora=Lora(rank=-1)), "Lora.rank"),

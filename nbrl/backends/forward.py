@@ -1,7 +1,7 @@
 """The one forward pass: what a model says of the response tokens of a micro-batch.
 
-May import ``prefix``, ``protocols``, ``functional`` and torch. Nothing here switches gradients on
-or off; the caller does.
+May import ``packing``, ``prefix``, ``varlen``, ``protocols``, ``functional`` and torch. Nothing
+here switches gradients on or off; the caller does.
 Every column ``[n, T]`` is aligned with ``MicroBatch.mask``: entry ``t`` belongs to the token at
 ``prompt_width + t`` and is read from the position before it.
 """
@@ -13,19 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nbrl.backends.packing import packed_logits, packed_values
 from nbrl.backends.prefix import shared_logits
+from nbrl.backends.varlen import takes_variable_lengths
 from nbrl.functional.logprobs import token_logprobs
 from nbrl.protocols import MicroBatch
 
 
-def response_logits(module: nn.Module, batch: MicroBatch) -> Tensor:
+def response_logits(module: nn.Module, batch: MicroBatch, *, packed: bool = False) -> Tensor:
     """Logits that score the response tokens, float32, ``[n, T, V]``; not divided by a temperature.
 
-    Logits of prompt positions are never computed, prompts that rows share go through the layers
-    once, and the last token is not fed, since nothing is scored by it. The head works in float32
-    whatever the dtype of the module: bfloat16 logits lose the second digit of a log-prob.
+    Logits of prompt positions are never computed, and the last token is not fed, since nothing is
+    scored by it. Rows are packed where the attention takes variable lengths, or where that is asked
+    for; in padded rows, prompts that rows share go through the layers once. The head works in
+    float32 whatever the dtype of the module: bfloat16 logits lose the second digit of a log-prob.
     """
     with float32_head(module) as call:
+        if packed or takes_variable_lengths(module):
+            return packed_logits(module, batch, call)
         logits = shared_logits(module, batch, lambda inputs: call(**inputs).logits)
         if logits is None:
             logits = call(**_response_inputs(batch)).logits
@@ -87,6 +92,8 @@ def entropy(log_softmax: Tensor) -> Tensor:
 
 def response_values(critic: nn.Module, batch: MicroBatch) -> Tensor:
     """The critic's value of the state before each response token, float32, ``[n, T]``."""
+    if takes_variable_lengths(critic):
+        return packed_values(critic, batch).float()
     return critic(**_inputs(batch))[:, batch.prompt_width - 1 :].float()
 
 

@@ -1,8 +1,8 @@
 """Loads policies, references and critics with their tokenizers; imports torch, transformers, peft.
 
-May import ``config``, ``errors``, and ``checkpoints`` and ``adapters`` beside it. What is loaded is
-in evaluation mode and in this process's memory; who trains it or samples from it holds the same
-module.
+May import ``config``, ``errors``, and ``adapters``, ``checkpoints`` and ``varlen`` beside it. What
+is loaded is in evaluation mode and on the device that the model names; who trains it or samples
+from it holds the same module.
 """
 
 import importlib.util
@@ -26,6 +26,8 @@ from transformers.utils import logging as transformers_logging
 
 from nbrl.backends.adapters import with_lora
 from nbrl.backends.checkpoints import Source, explained, find_checkpoint
+from nbrl.backends.varlen import NAME as VARLEN
+from nbrl.backends.varlen import Ends, layer_problem
 from nbrl.config import Lora, Model, check_config
 from nbrl.errors import ConfigError
 
@@ -69,13 +71,16 @@ class ValueModel(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
+        row_ends: Ends | None = None,
     ) -> Tensor:
-        """Values ``[n, L]``, float32; ``input_ids`` ``[n, L]``."""
+        """Values ``[n, L]``, float32; ``input_ids`` ``[n, L]``, or ``[1, M]`` rows end to end."""
+        packed = {} if row_ends is None else {"row_ends": row_ends}
         hidden = self.backbone(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             use_cache=False,
+            **packed,
         ).last_hidden_state
         return nn.functional.linear(hidden.float(), self.head.weight.float()).squeeze(-1)
 
@@ -236,11 +241,20 @@ def _from_pretrained(kind: Any, model: Model, source: Source) -> PreTrainedModel
             f"of {type(module).__name__}, e.g. {lacking[:3]}; they would be random. Pass a whole "
             "checkpoint of a causal language model, or of a reward model where one is meant."
         )
+    if model.attention == VARLEN and (problem := layer_problem(module.config)):
+        raise ConfigError(f"Model({model.path!r}, attention='varlen'): {problem}")
     if source.gguf_file is not None:
         # The weights are plain floats after loading; with the marks left on, the model can neither
         # be trained by others nor saved as an ordinary checkpoint.
         module.hf_quantizer.remove_quantization_config(module)
-    return module
+    return module.to(device_of(model))
+
+
+def device_of(model: Model) -> torch.device:
+    """Where the model belongs: the device that it names, or the GPU where there is one."""
+    if model.device is not None:
+        return torch.device(model.device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def machine_problems(model: Model) -> Iterator[str]:
@@ -250,11 +264,33 @@ def machine_problems(model: Model) -> Iterator[str]:
             "Model(lora=...) needs the package peft, which is not installed; run: "
             "pip install 'nbrl[lora]'"
         )
+    if model.device is not None and model.device != "cpu":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (torch.device(model.device).index or 0) >= count:
+            yield (
+                f"Model({model.path!r}, device={model.device!r}): torch sees {count} GPUs here. "
+                "Use device='cpu', or leave it out"
+            )
+            return
+    if device_of(model).type == "cuda":
+        yield from _gpu_problems(model)
+        return
     # oneDNN's own answer: torch emulates bfloat16 on any CPU, many times slower than float32.
     if model.dtype == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         yield (
             f"Model({model.path!r}, dtype='bfloat16'): this CPU has no bfloat16 arithmetic "
             f"(capability {torch.backends.cpu.get_cpu_capability()}). Use dtype='float32'"
+        )
+
+
+def _gpu_problems(model: Model) -> Iterator[str]:
+    asked = f"Model({model.path!r}, dtype={model.dtype!r})"
+    if model.dtype == "bfloat16" and not torch.cuda.is_bf16_supported():
+        yield f"{asked}: this GPU has no bfloat16 arithmetic. Use dtype='float32'"
+    if model.dtype != "bfloat16" and model.attention == VARLEN:
+        yield (
+            f"{asked} with attention='varlen': the GPU's kernel for variable lengths takes "
+            "bfloat16 only. Use dtype='bfloat16', or attention='sdpa'"
         )
 
 

@@ -4,6 +4,7 @@ May import ``settings``, ``functional`` and ``errors``. A verb calls :func:`chec
 starts work, so that all problems of a request come in one message.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -57,6 +58,7 @@ ENDING_SCHEDULES = ("linear", "cosine", "cosine_with_min_lr")
 """Those whose learning rate falls until ``total_steps``."""
 OPTIMIZERS = ("adamw", "sgd")
 DTYPES = ("float32", "bfloat16")
+DEVICES = re.compile(r"cpu|cuda(:\d+)?")
 HEADS = ("lm", "reward")
 ENGINES = ("hf", "vllm")
 VLLM_ONLY = (
@@ -260,6 +262,8 @@ def _model(c: Model) -> Iterator[str]:
     if not isinstance(c.path, str) or not c.path.strip():
         yield f"Model.path must be 'tiny', a folder, or a name on the hub; got {shown(c.path)}"
     yield from text("Model.attention", c.attention)
+    if c.device is not None and not (isinstance(c.device, str) and DEVICES.fullmatch(c.device)):
+        yield f"Model.device must be 'cpu', 'cuda', 'cuda:<number>' or None; got {shown(c.device)}"
     for name, value in (("revision", c.revision), ("gguf_file", c.gguf_file)):
         if value is not None:
             yield from text(f"Model.{name}", value)

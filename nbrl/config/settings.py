@@ -135,6 +135,11 @@ class Model:
     ``head="reward"`` puts a scalar head in the place of the language model's: a reward model, read
     from the checkpoint where it is one, else fresh. ``gguf_file`` names the file inside the folder
     for quantised checkpoints, which are loaded dequantised.
+
+    ``device`` is ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; None is the GPU where torch sees one. The
+    critic and the reference follow the policy. ``attention`` is a name of transformers, or
+    ``"varlen"``: training then lays the rows of a micro-batch end to end without padding, on a GPU
+    by torch's flash kernel for variable lengths (bfloat16 only), on a CPU row by row.
     """
 
     path: str = "tiny"
@@ -142,6 +147,7 @@ class Model:
     dtype: str = "float32"
     revision: str | None = None
     gguf_file: str | None = None
+    device: str | None = None
     attention: str = "sdpa"
     lora: Lora | None = None
     head: str = "lm"
@@ -225,9 +231,11 @@ class Critic:
 class Trainer:
     """What learns. ``"local"`` is plain torch in this process.
 
-    ``micro_batch_tokens`` bounds rows x width of one forward pass; smaller ones accumulate
-    gradients and give the same step. ``frozen`` are patterns of names of the policy's parameters
-    that are not trained, as ``"*visual*"``. With ``ema_decay`` the trainer keeps an average of
+    ``micro_batch_tokens`` bounds rows x width of one forward pass, or the tokens alone of packed
+    rows; smaller ones accumulate gradients and give the same step.
+
+    ``frozen`` are patterns of names of the policy's parameters that are not trained, as
+    ``"*visual*"``. With ``ema_decay`` the trainer keeps an average of
     the policy's weights beside them, ``ema_decay * average + (1 - ema_decay) * weights`` after each
     optimizer step, which ``evaluate`` and ``export`` take with ``averaged=True``.
     """

@@ -135,6 +135,7 @@ def open_session(
         ),
         has_critic=trainer.critic is not None,
         micro_batch_tokens=trainer.micro_batch_tokens,
+        packs_rows=model.attention == "varlen",
         progress=Progress(make_sink),
         folder=recorder.folder,
         recorder=recorder,

@@ -65,6 +65,7 @@ def micro_batches(
         mask=batch.table.column("mask"),
         rows=rows,
         max_tokens=runtime.micro_batch_tokens,
+        packed=runtime.packs_rows,
     )
 
 

@@ -67,6 +67,8 @@ class Runtime:
     codec: Codec
     has_critic: bool
     micro_batch_tokens: int
+    packs_rows: bool
+    """Whether the policy's passes lay rows end to end, so that padding costs nothing."""
     weights_to_send: Callable[[], Iterable[tuple[str, Tensor]]]
     """What the engine must be given after a step; nothing where it shares the trainer's weights."""
     progress: Progress

@@ -60,7 +60,9 @@ def annotate(runtime: Runtime, rollouts: Rollouts, wanted: Sequence[str]) -> Rol
     )
     if not len(rollouts):
         return rollouts
-    batches = make_batches(rollouts, {}, max_tokens=runtime.micro_batch_tokens)
+    batches = make_batches(
+        rollouts, {}, max_tokens=runtime.micro_batch_tokens, packed=runtime.packs_rows
+    )
     # Held: struck half-way, a model could keep its adapter switched off.
     with (
         held_interrupts() as held,

@@ -46,18 +46,17 @@ def make_batches(
     mask: Column | None = None,
     rows: Int[np.ndarray, " n"] | None = None,
     max_tokens: int,
+    packed: bool = False,
 ) -> list[MicroBatch]:
-    """Micro-batches of at most ``max_tokens`` padded tokens that hold every row asked for once.
+    """Micro-batches of at most ``max_tokens`` tokens that hold every row asked for once.
 
-    Rows are sorted by length and cut where the padding saved is worth one more forward pass.
+    Rows are sorted by length and cut where the padding saved is worth one more forward pass; for a
+    trainer that packs rows, padding costs nothing, and they are cut where the bound is reached.
     Prompts are padded on the left, responses on the right; a response begins at the first policy
     token and goes on to the row's end, environment tokens included, whose mask is False. Only
     lengths say what is padding: an id that pads and also ends answers stays a token where it was
     sampled. A row without policy tokens comes along with an empty mask. Nothing is dropped and
     nothing is cut: a row longer than ``max_tokens`` is a micro-batch of its own.
-
-    Padded rectangles are the layout because torch's attention on a CPU has no kernel for
-    variable lengths; a packed layout for kernels that have one would be another function here.
 
     Args:
         rollouts: The samples.
@@ -65,7 +64,8 @@ def make_batches(
         mask: True on tokens that count; ``None`` counts every policy token.
         rows: Which rows, as indices into ``rollouts``; ``None`` takes all. A micro-batch's
             ``rows`` are indices into ``rollouts`` in either case.
-        max_tokens: Bound of rows x width, at least 1.
+        max_tokens: Bound of rows x width, at least 1; of tokens alone where they are packed.
+        packed: The trainer computes on rows laid end to end, without padding.
 
     Raises:
         DataError: A row starts with a policy token (nothing predicts it), a column's rows have
@@ -78,9 +78,10 @@ def make_batches(
     _check(rollouts, ragged, counted, chosen)
     temperature = rollouts.table.column("temperature").to_numpy()
     heat = np.where(temperature > 0, temperature, 1.0).astype(np.float32)
+    parts_of = full_parts if packed else tight_parts
     return [
         micro_batch(ragged, flat, counted, part, torch.from_numpy(heat[part]))
-        for part in tight_parts(ragged.prompt, ragged.response, chosen, max_tokens)
+        for part in parts_of(ragged.prompt, ragged.response, chosen, max_tokens)
     ]
 
 
@@ -187,6 +188,21 @@ def tight_parts(
         if cost < best[0]:
             best = (cost, [chosen[part] for part in np.split(order, cuts) if len(part)])
     return best[1]
+
+
+def full_parts(
+    prompt: np.ndarray, response: np.ndarray, chosen: np.ndarray, max_tokens: int
+) -> list[np.ndarray]:
+    """The chosen rows by length, cut where one more row's tokens would be over the bound."""
+    lengths = prompt[chosen] + response[chosen]
+    order = np.argsort(lengths, kind="stable")
+    cuts, room = [], max_tokens
+    for at, length in enumerate(lengths[order].tolist()):
+        if at and length > room:
+            cuts.append(at)
+            room = max_tokens
+        room -= length
+    return [chosen[part] for part in np.split(order, cuts) if len(part)]
 
 
 def _cheapest_cuts(

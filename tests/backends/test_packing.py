@@ -5,43 +5,40 @@ import pytest
 import torch
 
 from nbrl.backends import forward
-from nbrl.backends.packing import pack, packed_logits
+from nbrl.backends.packing import pack, visible
 from nbrl.backends.trainers.local import LocalTrainer
 from nbrl.config import SFT, Optimizer
 from tests.backends.trainers.small import make_batch, make_policy, part, still
 
 
 def test_b64_positions_begin_anew_and_no_document_sees_another():
-    batch = make_batch([1, 2], prompt_widths=[1, 1])
-    packed = pack(batch)
-    assert packed.positions.tolist() == [0, 1, 0, 1, 2]
-    assert packed.documents.tolist() == [0, 0, 1, 1, 1]
-    assert packed.visible.int().tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [0, 0, 1, 0, 0],
-        [0, 0, 1, 1, 0],
-        [0, 0, 1, 1, 1],
-    ]
+    packed = pack(make_batch([1, 2], prompt_widths=[1, 1]))
+    # a row's last token scores nothing and is not fed
+    assert packed.positions.tolist() == [0, 0, 1]
+    assert packed.documents.tolist() == [0, 1, 1]
+    assert packed.ends.at.tolist() == [0, 1, 3]
+    assert packed.ends.lengths == (1, 2)
+    assert visible(packed.documents).int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
     # three targets, not four: the first token of the second document is none
-    assert int(batch.mask.sum()) == 3
+    assert packed.places.tolist() == [[0, -1], [1, 2]]
 
 
-@pytest.mark.parametrize("lengths", [[1, 2], [5, 1, 3], [4]])
-def test_b64_packed_logits_are_those_of_the_rows_apart(lengths):
+@pytest.mark.parametrize("attention", ["sdpa", "varlen"])
+@pytest.mark.parametrize("lengths", [[1, 2], [5, 1, 3], [4], [0, 3], [2, 0]])
+def test_b64_packed_logits_are_those_of_the_rows_apart(lengths, attention):
     policy, batch = make_policy(), make_batch(lengths)
-    got = packed_logits(policy, batch)
-    for row in range(len(lengths)):
-        alone = part(batch, [row])
-        wanted = forward.response_logits(policy, alone)[0][alone.mask[0]]
-        torch.testing.assert_close(got[row][batch.mask[row]], wanted, atol=1e-5, rtol=1e-5)
+    plain = [forward.response_logits(policy, part(batch, [row]))[0] for row in range(len(lengths))]
+    policy.set_attn_implementation(attention)
+    got = forward.response_logits(policy, batch, packed=True)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(got[row, :length], plain[row][:length], atol=1e-5, rtol=1e-5)
 
 
 def test_a_change_in_one_document_does_not_reach_another():
     policy, batch = make_policy(), make_batch([3, 4])
-    before = packed_logits(policy, batch)
+    before = forward.response_logits(policy, batch, packed=True)
     batch.input_ids[0] = (batch.input_ids[0] + 1) % 50
-    after = packed_logits(policy, batch)
+    after = forward.response_logits(policy, batch, packed=True)
     kept = batch.mask[1]
     torch.testing.assert_close(after[1][kept], before[1][kept])
     assert not torch.allclose(after[0], before[0])

@@ -642,3 +642,27 @@ def test_a_reward_cannot_close_the_session_under_a_verb(session):
     with pytest.raises(RewardError, match="busy with score"):
         session.score(rollouts, closing)
     assert by_hand(session).version_after == 1
+
+
+def values_of(result):
+    return {name: metric.value for name, metric in result.metrics.items()}
+
+
+def test_packed_rows_sample_and_train_as_padded_ones_do(open_tiny, batch_of):
+    told = []
+    for attention in ("sdpa", "varlen"):
+        session = open_tiny(model=nbrl.Model("tiny", attention=attention), critic=True)
+        batch = batch_of(session, estimator="gae")
+        probed = session.probe(batch, {"ppo": nbrl.PolicyLoss()})["ppo"]
+        table = batch.scored.rollouts.table
+        result = session.train_step(batch, minibatches=2)
+        ids, values = table.column("token_ids").to_pylist(), table.column("values").to_pylist()
+        told.append((ids, values, values_of(probed), values_of(result)))
+    (ids, values, probe, step), (packed_ids, packed_values, packed_probe, packed_step) = told
+    assert packed_ids == ids
+    flat, packed_flat = (np.concatenate(v) for v in (values, packed_values))
+    np.testing.assert_allclose(packed_flat, flat, atol=1e-5)
+    for name in ("loss", "grad_norm", "entropy"):
+        assert packed_probe[name] == pytest.approx(probe[name], rel=1e-4, abs=1e-6)
+    for name in ("grad_norm", "critic_grad_norm"):
+        assert packed_step[name] == pytest.approx(step[name], rel=1e-3)

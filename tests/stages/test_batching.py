@@ -162,6 +162,27 @@ def test_little_padding_and_few_passes():
     assert len(batches) < 2 * lengths.sum() / 16384 + 12
 
 
+def test_packed_rows_fill_the_bound_and_none_is_lost():
+    rollouts, _ = random_rollouts(200)
+    batches = make_batches(rollouts, {}, max_tokens=100, packed=True)
+    tokens = [int(b.attention_mask.sum()) for b in batches]
+    lengths = [len(ids) for ids in rollouts.table.column("token_ids").to_pylist()]
+    assert sum(tokens) == sum(lengths)
+    assert sorted(row for b in batches for row in b.rows) == list(range(200))
+    assert max(tokens) <= 100
+    # no neighbour would still have fitted: rows come by length
+    assert all(
+        a + max(lengths) > 100 or a + lengths[b.rows[0]] > 100
+        for a, b in zip(tokens[:-1], batches[1:], strict=True)
+    )
+
+
+def test_a_packed_row_longer_than_the_bound_stands_alone():
+    rollouts = rollouts_of([[0, 1], [0, *[1] * 9], [0, 1, 1]], [[1] * 2, [2] * 10, [3] * 3])
+    batches = make_batches(rollouts, {}, max_tokens=4, packed=True)
+    assert [b.rows.tolist() for b in batches] == [[0], [2], [1]]
+
+
 def test_ten_thousand_rows_are_quick():
     rollouts, flat = random_rollouts(10_000, longest_response=60)
     begin = time.process_time()

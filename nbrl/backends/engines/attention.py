@@ -50,16 +50,17 @@ AttentionInterface.register(NAME, grouped_attention)
 def decoding(module: Any) -> Iterator[Callable[..., Any]]:
     """Yields the module's forward, ready to decode.
 
-    That is: evaluation mode, no autograd, grouped attention in sdpa's place (another attention
-    stays what it is), and the output head in float32. On leaving, also by an exception, every
-    part of the module has its own mode back, and the module its attention.
+    That is: evaluation mode, no autograd, grouped attention in the place of sdpa and of
+    ``varlen``, whose decoding pads too (another one stays what it is), and the output head in
+    float32. On leaving, also by an exception, every part of the module has its own mode back, and
+    the module its attention.
     """
     config = module.config
     modes = [(part, part.training) for part in module.modules()]
     attention = config._attn_implementation
     try:
         module.eval()
-        if attention == "sdpa":
+        if attention in ("sdpa", "varlen"):
             config._attn_implementation = NAME
         with torch.inference_mode(), float32_head(module) as forward:
             yield forward

@@ -20,7 +20,7 @@ from nbrl.config import Sampling
 from nbrl.errors import ConfigError, RolloutError
 from nbrl.protocols import Advance, Generation, GenerationRequest
 
-ATTENTIONS = ("sdpa", "eager")
+ATTENTIONS = ("sdpa", "varlen", "eager")
 
 
 class HFEngine:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from nbrl.backends import forward
-from nbrl.backends.packing import packed_logits
 from nbrl.backends.trainers.objectives.shares import Share, Sum
 from nbrl.backends.trainers.passes import Models
 from nbrl.config import SFT, Distillation, ProcessReward
@@ -23,7 +22,7 @@ def compute_sft(
 ) -> tuple[Tensor, Share]:
     """The negative log-likelihood of what is learned, plus the balance of experts."""
     if loss.packed:
-        logits, balance = packed_logits(models.policy, batch), None
+        logits, balance = forward.response_logits(models.policy, batch, packed=True), None
     else:
         logits, balance = forward.response_logits_and_balance(
             models.policy, batch, wanted=loss.aux_coef > 0
