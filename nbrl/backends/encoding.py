@@ -3,11 +3,11 @@
 A row is cut into pieces of text, some of them learned; each piece is encoded by itself and the ids
 are put one behind the other, as they are when a policy goes on from a prompt. So the border of an
 answer is a border of tokens, whatever the tokenizer merges, also where a prompt ends in white
-space. May import ``chat``, ``types`` and ``errors``; tokenizers are handed in.
+space. May import ``chat``, ``records``, ``types`` and ``errors``; tokenizers are handed
+in.
 """
 
 import json
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,12 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from nbrl.backends.chat import beginning_ids
+from nbrl.backends.records import report_bad_rows
 from nbrl.errors import ConfigError, DataError
 from nbrl.types import Examples
 from nbrl.types.columns import list_column
 
 TURNS = ("all", "last")
-SHOWN = 5
-"""How many bad rows a message names."""
 
 
 class _UnusableError(Exception):
@@ -84,7 +83,7 @@ def tokenize_examples(examples: Examples, writer: Writer) -> Examples:
             continue
         kept.extend([at] * len(made))
         found.extend(made)
-    _report(examples, dropped, len(found))
+    report_bad_rows(repr(examples), "one to learn from", len(set(kept)), dropped, stacklevel=3)
     table = examples.table.take(pa.array(kept, pa.int64()))
     if len(set(kept)) < len(kept):
         table = table.set_column(0, "example_id", pa.array(_numbered(table), pa.string()))
@@ -324,14 +323,3 @@ def _columns(found: Sequence[Mapping[str, _Tokens]]) -> dict[str, pa.Array]:
         if labels:
             columns["step_labels"] = list_column(labels, pa.float32())
     return columns
-
-
-def _report(examples: Examples, dropped: Sequence[Mapping[str, Any]], good: int) -> None:
-    named = "; ".join(f"{d['row']}: {d['reason']}" for d in dropped[:SHOWN])
-    more = f"; and {len(dropped) - SHOWN} more" if len(dropped) > SHOWN else ""
-    if not good:
-        raise DataError(f"{examples!r}: no row can be learned from ({named or 'no rows'}{more}).")
-    if dropped:
-        warnings.warn(
-            f"{len(dropped)} of {len(examples)} rows were left out: {named}{more}.", stacklevel=4
-        )

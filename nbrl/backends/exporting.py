@@ -18,7 +18,13 @@ from transformers import (
     PreTrainedModel,
 )
 
-from nbrl.backends.models import LoadedModel, ValueModel, head_of, without_progress_bars
+from nbrl.backends.models import (
+    LoadedModel,
+    ValueModel,
+    head_of,
+    vocabulary_size,
+    without_progress_bars,
+)
 from nbrl.errors import ConfigError, StoreError
 
 Weights = Iterable[tuple[str, Tensor]]
@@ -32,7 +38,8 @@ def export_model(
     A policy becomes a causal language model, a reward model a sequence classifier with one label,
     whose config names the head (``value_head_prefix``) and holds ``mean``, ``std`` and where they
     come from (``score_scale``), as OpenRLHF's reward models do. Weights keep the dtype that they
-    come in; those of a merged adapter come in float32.
+    come in; those of a merged adapter come in float32. Where the model pads with what ends its
+    texts, the classifier's folder names another token.
 
     Args:
         loaded: The model that was trained, for its config and tokenizer.
@@ -47,10 +54,14 @@ def export_model(
     is_scorer = isinstance(loaded.module, ValueModel)
     fresh = _scorer(loaded, state, scale) if is_scorer else _causal(loaded, state)
 
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    if is_scorer and fresh.config.pad_token_id is not None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(fresh.config.pad_token_id)
+
     def write(folder: Path) -> None:
         with without_progress_bars():
             fresh.save_pretrained(folder)
-        loaded.tokenizer.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
     _whole(path, write)
 
@@ -93,8 +104,7 @@ def _scorer(
     source = _unwrapped(cast(ValueModel, loaded.module).backbone)
     config = copy.deepcopy(source.config)
     config.num_labels = 1
-    # the classifier finds the end of a padded row by this id
-    config.pad_token_id = loaded.pad_id
+    config.pad_token_id = _padding(loaded)
     with torch.device("meta"):
         shape = AutoModelForSequenceClassification.from_config(config)
     head = next(name for name, module in shape.named_children() if module is head_of(shape))
@@ -108,6 +118,20 @@ def _scorer(
         config.mean, config.std = scale["mean"], scale["std"]
         config.score_scale = dict(scale)
     return _filled(AutoModelForSequenceClassification, config, renamed)
+
+
+def _padding(loaded: LoadedModel) -> int | None:
+    """A token that stands at the end of no text, where the tokenizer has one.
+
+    A classifier takes the last token that is not this one for the end of a padded row. Were it the
+    EOS, as of many models, the score would be read before the EOS that it was trained at. None
+    makes transformers refuse rows side by side.
+    """
+    tokenizer = loaded.tokenizer
+    named = [loaded.pad_id, tokenizer.bos_token_id, tokenizer.unk_token_id]
+    size = vocabulary_size(_unwrapped(cast(ValueModel, loaded.module).backbone))
+    known = [i for i in [*named, *tokenizer.all_special_ids] if i is not None and i < size]
+    return next((i for i in known if i not in loaded.eos_ids), None)
 
 
 def _filled(kind: Any, config: Any, state: Mapping[str, Tensor]) -> PreTrainedModel:

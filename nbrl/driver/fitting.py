@@ -5,6 +5,7 @@ May import what the verbs may.
 
 import contextlib
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -233,10 +234,14 @@ def _put_best_back(runtime: Runtime, best: _Best) -> None:
 
 def _note_scale(runtime: Runtime, plan: _Fit) -> bool:
     """Note the scale of the scores of the training data; whether Ctrl-C came instead."""
+    runtime.score_scale = None
     try:
         runtime.score_scale = scale_of(runtime, plan.data, plan.objective, "training")
     except KeyboardInterrupt:
         return True
+    except StepError as error:
+        # the steps were taken, so the fit has a result
+        warnings.warn(f"fit: no scale is noted: {error}", stacklevel=2)
     return False
 
 

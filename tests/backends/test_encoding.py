@@ -167,7 +167,7 @@ def test_b58_a_pair_that_is_too_long_is_left_out_and_none_left_is_an_error():
         examples, _ = tokenized(pairs, max_length=6)
     assert len(examples) == 1
     assert len(examples.spec["dropped"]) == 1
-    with pytest.raises(DataError, match="no row can be learned from"):
+    with pytest.raises(DataError, match="no row is one to learn from"):
         tokenized(pairs[:1], max_length=6)
 
 
@@ -211,3 +211,52 @@ def test_other_columns_come_along():
     examples, _ = tokenized(nbrl.load_conversations([{"prompt": "a", "response": "b", "id": 3}]))
     assert json.loads(examples[0]["metadata"]) == {"id": 3}
     assert examples.spec["tokens"] == {"max_length": 200, "turns": "all"}
+
+
+@pytest.mark.parametrize("template", [None, CHAT, BOS_CHAT])
+def test_tokens_are_the_same_whatever_the_tokenizer_pads_and_cuts(template):
+    rows = [{"prompt": "7+5= ", "chosen": "12", "rejected": "13\n"}]
+    pairs = nbrl.load_pairs(rows, apply_chat_template=template is not None)
+    found = []
+    for pad, side in (("<pad>", "right"), ("<eos>", "left"), (None, "left")):
+        tokenizer = make_tokenizer(template, add_bos=True, pad=pad)
+        tokenizer.padding_side = tokenizer.truncation_side = side
+        tokenizer.model_max_length = 4
+        writer = Writer(tokenizer=tokenizer, eos_ids=(EOS, END), max_length=200)
+        found.append(tokenize_examples(pairs, writer).table)
+    assert found[0].equals(found[1])
+    assert found[0].equals(found[2])
+    row = found[0].slice(0, 1).to_pylist()[0]
+    ends = EOS if template is None else END
+    for side in ("chosen_", "rejected_"):
+        ids, mask = row[f"{side}token_ids"], row[f"{side}mask"]
+        assert (ids[-1], mask[-1]) == (ends, True)
+        assert ids.count(BOS) == (template != CHAT)
+
+
+@pytest.mark.parametrize(
+    ("load", "row"),
+    [
+        (nbrl.load_conversations, {"prompt": "q", "response": "a"}),
+        (nbrl.load_labelled, {"prompt": "q", "response": "a", "label": 1}),
+        (nbrl.load_steps, {"prompt": "q", "steps": ["a", "b"], "labels": [1, 0]}),
+    ],
+)
+def test_b58_too_long_is_counted_and_named_in_every_kind(load, row):
+    examples = load([{**row, "prompt": "q" * 20}, row, {**row, "prompt": "p"}])
+    with pytest.warns(UserWarning, match=r"1 of 3 rows.*over max_length=8"):
+        kept, _ = tokenized(examples, max_length=8)
+    assert len(kept) == 2
+    (dropped,) = kept.spec["dropped"]
+    assert dropped["row"] == examples[0]["example_id"]
+    with pytest.raises(DataError, match="no row is one to learn from"):
+        tokenized(examples, max_length=2)
+
+
+@pytest.mark.parametrize("eos", [(EOS, END), (END, EOS)])
+def test_of_several_ends_the_one_that_is_there_stays(eos):
+    plain, _ = tokenized(nbrl.load_conversations([{"prompt": "q", "response": "a"}]), eos=eos)
+    assert plain[0]["token_ids"][-1] == eos[0]
+    rows = [{"messages": chat("q", "a")}]
+    spoken, tokenizer = tokenized(nbrl.load_conversations(rows), CHAT, eos=eos)
+    assert learned(spoken[0], tokenizer) == ["a<|end|>"]

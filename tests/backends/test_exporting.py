@@ -1,5 +1,7 @@
 """What is exported is what was trained, in the form that others load."""
 
+import shutil
+
 import pytest
 import torch
 from transformers import (
@@ -107,6 +109,44 @@ def test_a_score_does_not_depend_on_padding(random_checkpoint, tmp_path):
     mask = torch.tensor([[1] * 5 + [0] * 3])
     torch.testing.assert_close(back(padded, attention_mask=mask).logits, back(IDS).logits)
     assert "mean" not in back.config.to_dict()
+
+
+def with_special_tokens(folder, path, **named):
+    """The checkpoint with other special tokens, as a loaded reward model."""
+    shutil.copytree(folder, path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    for name, token in named.items():
+        setattr(tokenizer, name, token)
+    tokenizer.save_pretrained(path)
+    return load_policy(Model(str(path), head="reward"))
+
+
+@pytest.mark.parametrize("pad", ["<eos>", None])
+def test_the_end_of_a_text_is_no_padding(random_checkpoint, tmp_path, pad):
+    loaded = with_special_tokens(
+        random_checkpoint, tmp_path / "base", pad_token=pad, bos_token="<pad>"
+    )
+    assert loaded.pad_id in loaded.eos_ids
+    export_model(loaded, weights_of(shaken(loaded.module)), tmp_path / "rm", scale=None)
+    back = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "rm")
+    texts = ["7+5=12<eos>", "1+1=2<eos>"]
+    rows = tokenizer(texts, padding=True, return_tensors="pt")
+    scores = back(**{k: rows[k] for k in ("input_ids", "attention_mask")}).logits[:, 0]
+    wanted = [
+        loaded.module(loaded.tokenizer(t, return_tensors="pt").input_ids)[0, -1] for t in texts
+    ]
+    torch.testing.assert_close(scores, torch.stack(wanted), atol=2e-4, rtol=1e-4)
+
+
+def test_without_any_padding_rows_side_by_side_are_refused(random_checkpoint, tmp_path):
+    loaded = with_special_tokens(random_checkpoint, tmp_path / "base", pad_token=None)
+    export_model(loaded, weights_of(loaded.module), tmp_path / "rm", scale=None)
+    back = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
+    assert back.config.pad_token_id is None
+    torch.testing.assert_close(back(IDS).logits[:, 0], loaded.module(IDS)[:, -1])
+    with pytest.raises(ValueError, match="no padding token"):
+        back(IDS.repeat(2, 1))
 
 
 def test_what_is_there_is_not_overwritten(random_checkpoint, tmp_path):

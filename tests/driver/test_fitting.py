@@ -36,6 +36,7 @@ def sums(count, start=0):
 CONVERSATIONS = nbrl.load_conversations(sums(12), output_key="rejected")
 PAIRS = nbrl.load_pairs(sums(12))
 LABELLED = nbrl.load_labelled(sums(12))
+EQUAL = nbrl.load_pairs([{"prompt": "1+1=", "chosen": "2", "rejected": "2"}] * 2)
 STEPS = nbrl.load_steps(sums(12))
 CASES = {
     "sft": (CONVERSATIONS, nbrl.SFT()),
@@ -115,7 +116,7 @@ def test_a_steps_result_says_what_each_token_cost(session):
     assert "loss" in repr(pairs)
 
 
-def test_a_reward_model_learns_to_tell_answers_apart_and_notes_its_scale(scorer, tmp_path):
+def test_b66_a_reward_model_notes_the_scale_of_its_training_data(scorer, tmp_path):
     history = scorer.fit(
         PAIRS[:10], nbrl.RewardLoss(), epochs=15, batch_size=5, held_out=PAIRS[10:]
     )
@@ -138,6 +139,22 @@ def test_a_reward_model_learns_to_tell_answers_apart_and_notes_its_scale(scorer,
     other = AutoModelForSequenceClassification.from_pretrained(named).config.score_scale
     assert other["origin"]["role"] == "named"
     assert other["origin"]["scores"] == 4
+
+
+def test_b66_a_scale_of_equal_scores_is_refused(scorer, tmp_path):
+    head = scorer._runtime.trainer._models.policy.head.weight
+    with torch.no_grad():
+        head.zero_()
+    with pytest.raises(StepError, match=r"gives all 4 answers .* the score 0"):
+        scorer.export(tmp_path / "rm", scale_on=PAIRS[:2])
+    assert not (tmp_path / "rm").exists()
+    scorer._runtime.trainer._models.policy.requires_grad_(False)
+    head.requires_grad_(True)
+    margins = nbrl.RewardLoss(margin=True)
+    with pytest.warns(UserWarning, match="no scale is noted"):
+        history = scorer.fit(EQUAL, margins, batch_size=2)
+    assert history.spec["score_scale"] is None
+    assert len(history) == scorer.version == 1
 
 
 def test_a_reward_model_neither_generates_nor_takes_other_objectives(scorer):

@@ -11,7 +11,8 @@ counts over the whole optimizer step, so that the shares of its micro-batches ad
 loss, gradient and metrics under any split by rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from nbrl.functional.off_policy import importance_weights
 from nbrl.functional.reductions import Totals, aggregate
 from nbrl.protocols import MicroBatch
 from nbrl.types import Metric
+
+Answer = TypeVar("Answer")
 
 
 def compute_policy(
@@ -70,7 +73,7 @@ def objective(
         value = value + loss.value_coef * parts["value_loss"]
     parts["loss"] = value
     with torch.no_grad():
-        ratio, clipped = _ratio_and_clipped(said.logprobs, old, batch, loss)
+        ratio, clipped = _by_surrogate(ratio_and_clipped, said.logprobs, old, batch, loss)
         columns = _diagnostics(said, old, batch) | _mismatch(old, batch, weights)
         columns |= {"ratio_mean": ratio, "clip_fraction": clipped.float()}
         means = {name: token_mean(column, batch, total) for name, column in columns.items()}
@@ -85,16 +88,7 @@ def _policy_terms(
     logprobs: Tensor, old_logprobs: Tensor, batch: MicroBatch, loss: PolicyLoss
 ) -> tuple[Tensor, Tensor | None]:
     """Surrogate times correction, per token, and the correction's weights (None without one)."""
-    terms = surrogate(
-        loss.surrogate,
-        logprobs,
-        old_logprobs,
-        batch.columns["advantages"],
-        batch.mask,
-        eps_low=loss.eps_low,
-        eps_high=loss.eps_high,
-        dual_clip=loss.dual_clip,
-    )
+    terms = _by_surrogate(surrogate, logprobs, old_logprobs, batch, loss)
     if loss.correction is None:
         return terms, None
     weights = importance_weights(
@@ -163,10 +157,15 @@ def merge_policy(shares: Sequence[Share], total: Totals, loss: PolicyLoss) -> di
 _MOMENT = "moment:"
 
 
-def _ratio_and_clipped(
-    logprobs: Tensor, old_logprobs: Tensor, batch: MicroBatch, loss: PolicyLoss
-) -> tuple[Tensor, Tensor]:
-    return ratio_and_clipped(
+def _by_surrogate(
+    function: Callable[..., Answer],
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    batch: MicroBatch,
+    loss: PolicyLoss,
+) -> Answer:
+    """What a function of the surrogate's family says of the micro-batch under the loss's clips."""
+    return function(
         loss.surrogate,
         logprobs,
         old_logprobs,
