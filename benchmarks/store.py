@@ -1,8 +1,9 @@
 """The run folder: rows written a second, milliseconds to open a sample, bytes a token.
 
-    python -m benchmarks.store [--rows 100000] [--a-step 1000] [--tokens 64]
+    python -m benchmarks.store [--rows 100000] [--a-step 1000] [--tokens 64] [--scan 1000000]
 
-Bytes are compared with the same rows as JSON lines, plain and zipped.
+Samples are opened at random places and by random ids; a column is scanned over steps of
+``--a-step`` scores. Bytes are compared with the same rows as JSON lines, plain and zipped.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,9 @@ import pyarrow as pa
 
 import nbrl
 from nbrl.driver.store import RunFolder
-from nbrl.driver.store.recording import Recorder
+from nbrl.driver.store.reading import Run
+from nbrl.driver.store.recording import KINDS, Recorder
+from nbrl.driver.store.samples import scores_file
 from nbrl.types import Prompts, Rollouts, Scored
 from nbrl.types.columns import ragged_column
 from nbrl.types.samples import PROMPT_COLUMNS
@@ -80,12 +84,44 @@ def scored(step: int, rows: int, tokens: int) -> Scored:
     return Scored(table=scores, rollouts=Rollouts(table=table, prompts=Prompts(table=prompts)))
 
 
+def opened(run: Run, which: Sequence[int | str]) -> list[float]:
+    """Milliseconds to open each sample, the first of all with nothing read before."""
+    taken = []
+    for each in which:
+        start = time.perf_counter()
+        run.sample(each)
+        taken.append(1e3 * (time.perf_counter() - start))
+    return taken
+
+
+def scanned(rows: int, a_step: int) -> float:
+    """Seconds to read one column of so many scores, a file a step."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = RunFolder(Path(name))
+        folder.write_config({"name": "bench", "run": "bench"})
+        data, lines = scores_file(scored(1, a_step, 1)).to_pybytes(), []
+        for step in range(1, rows // a_step + 1):
+            path = folder.table_path("scores", step)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(data)
+            facts = {"step": step, "rows": a_step}
+            # a step is whole with both; the rollouts are not read here
+            lines += [json.dumps({"file": f"{k}/{path.name}", **facts}) for k in KINDS]
+        folder.manifest_path.write_text("\n".join(lines), encoding="utf-8")
+        run = nbrl.open_run(name)
+        start = time.perf_counter()
+        assert len(run.column("total")) == rows
+        return time.perf_counter() - start
+
+
 def main() -> None:
     """Print one figure a line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--a-step", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--scan", type=int, default=1_000_000)
+    parser.add_argument("--opens", type=int, default=300)
     options = parser.parse_args()
     steps = options.rows // options.a_step
     with tempfile.TemporaryDirectory() as name:
@@ -102,22 +138,22 @@ def main() -> None:
         assert recorder.said() == []
         recorder.close()
         run = nbrl.open_run(name)
-        draw, opening = np.random.default_rng(0), []
-        for at in draw.integers(0, len(run), 20).tolist():
-            start = time.perf_counter()
-            run.sample(at)
-            opening.append(1e3 * (time.perf_counter() - start))
-        start = time.perf_counter()
-        run.column("total")
-        scanning = time.perf_counter() - start
+        draw = np.random.default_rng(0)
+        places = draw.integers(0, len(run), options.opens).tolist()
+        steps_of, rows_of = np.divmod(draw.integers(0, len(run), options.opens), options.a_step)
+        ids = [f"p{row // 8}@{step}#{row % 8}" for step, row in zip(steps_of, rows_of, strict=True)]
+        opening = {"place": opened(run, places), "id": opened(run, ids)}
         size = sum(path.stat().st_size for path in Path(name).rglob("*.parquet"))
-        lines = "\n".join(map(json.dumps, value.to_arrow().to_pylist())).encode()
+        lines = "\n".join(map(json.dumps, run.scored(steps).to_arrow().to_pylist())).encode()
         tokens = len(run) * options.tokens
         per_step = options.a_step * options.tokens
     print(f"{options.rows:,} samples of {options.tokens} tokens, {steps} steps")
     print(f"written: {options.rows / writing:,.0f} rows/s, {1e3 * writing / steps:.1f} ms a step")
-    print(f"open one sample: {statistics.median(opening):.1f} ms (worst {max(opening):.1f})")
-    print(f"scan one column: {1e3 * scanning:.0f} ms")
+    for how, taken in opening.items():
+        middle, worst = statistics.median(taken), max(taken)
+        print(f"open one sample by its {how}: {middle:.1f} ms, worst of {len(taken)}: {worst:.1f}")
+    scanning = scanned(options.scan, options.a_step)
+    print(f"scan one column of {options.scan:,} rows: {1e3 * scanning:.0f} ms")
     print(
         f"bytes a token: {size / tokens:.1f} Parquet, {len(lines) / per_step:.1f} JSONL, "
         f"{len(gzip.compress(lines)) / per_step:.1f} JSONL zipped"

@@ -3,10 +3,11 @@
 May import ``types``, ``errors`` and its neighbours.
 """
 
+import contextlib
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ import pyarrow.parquet as pq
 from nbrl.driver.store.checkpoints import checkpoints_of, latest_tag
 from nbrl.driver.store.files import read_json, read_lines
 from nbrl.driver.store.folder import RunFolder
-from nbrl.driver.store.recording import whole_files
-from nbrl.driver.store.samples import opened, read_rollouts, read_scored
+from nbrl.driver.store.recording import KINDS, whole_files
+from nbrl.driver.store.samples import drawn_at, opened, read_rollouts, read_scored
 from nbrl.errors import DataError, StoreError, unknown_name
 from nbrl.types import History, Rollouts, Scored
 
-DRAWN_AT = re.compile(r"@(\d+)")
-"""The policy version in a sample's id; it was trained on by the next one, as a rule."""
+TRIES = 3
+"""Times that a column is asked for again where files were removed while it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Run:
 
     def steps(self) -> list[int]:
         """The steps whose samples are kept, named by the policy version after them."""
-        return sorted({row["step"] for row in self._files("rollouts")})
+        return [row["step"] for row in self._files("rollouts")]
 
     def rollouts(self, step: int) -> Rollouts:
         """The rollouts of a step, ready to be scored again.
@@ -122,13 +123,22 @@ class Run:
         Raises:
             UnknownNameError: No step has it.
         """
+        for _ in range(TRIES):
+            # the writer may remove old steps meanwhile, as its quota says
+            with contextlib.suppress(FileNotFoundError):
+                return self._column(name)
+        return self._column(name)
+
+    def _column(self, name: str) -> pa.ChunkedArray:
         for kind in ("scores", "rollouts"):
             paths = [str(self.path / row["file"]) for row in self._files(kind)]
-            schemas = [pq.read_schema(path) for path in {paths[0], paths[-1]}] if paths else []
-            schema = pa.unify_schemas([s.remove_metadata() for s in schemas])
-            if name in schema.names:
-                data = pads.dataset(paths, schema=schema, format="parquet")
-                return data.to_table(columns=[name]).column(0)
+            # the ends first: a column that only steps between them have is rare
+            for asked in (paths[:1] + paths[1:][-1:], paths):
+                schemas = (pq.read_schema(path) for path in asked)
+                schema = pa.unify_schemas([s.remove_metadata() for s in schemas])
+                if name in schema.names:
+                    data = pads.dataset(paths, schema=schema, format="parquet")
+                    return data.to_table(columns=[name]).column(0)
         raise unknown_name("column", name, self.columns())
 
     def columns(self) -> list[str]:
@@ -149,10 +159,12 @@ class Run:
         name = self.spec["name"]
         return f"Run({name!r}, {len(self.folder.read_metrics())} steps, {kept}, {self.path})"
 
-    def _files(self, kind: str) -> list[dict[str, Any]]:
-        rows = whole_files(self.folder).values()
-        mine = [row for row in rows if row["file"].startswith(f"{kind}/")]
-        return sorted(mine, key=lambda row: row["step"])
+    def _files(self, kind: str) -> Sequence[Mapping[str, Any]]:
+        path = self.folder.manifest_path
+        if not path.is_file():
+            return ()
+        facts = path.stat()
+        return _files_of(self.folder, facts.st_size, facts.st_mtime_ns)[kind]
 
     def _check_step(self, step: int) -> None:
         if step not in self.steps():
@@ -169,19 +181,21 @@ class Run:
 
     def _find(self, sample_id: str) -> tuple[int, int]:
         for step in self._likely(sample_id):
-            path = self.folder.table_path("scores", step)
-            ids = pq.read_table(path, columns=["sample_id"], partitioning=None).column(0)  # pyright: ignore[reportArgumentType] -- None means no partitioning
+            with opened(self.folder.table_path("scores", step)) as file:
+                ids = file.read(columns=["sample_id"]).column(0)
             row = pc.call_function("index", [ids], pc.IndexOptions(pa.scalar(sample_id))).as_py()
             if row >= 0:
                 return step, row
         raise DataError(f"no sample {sample_id!r} among {len(self):,} of {self.path}.")
 
-    def _likely(self, sample_id: str) -> Iterator[int]:
-        """The kept steps, the one that a sample of this id was trained in first."""
-        steps = self.steps()
-        drawn = DRAWN_AT.search(sample_id)
-        first = [int(drawn[1]) + 1] if drawn else []
-        return iter(dict.fromkeys(s for s in (*first, *steps) if s in steps))
+    def _likely(self, sample_id: str) -> list[int]:
+        """The kept steps that may have a sample of this id, those soon after it was drawn first."""
+        drawn, rows = drawn_at(sample_id), self._files("scores")
+        if drawn is None:
+            return [row["step"] for row in rows]
+        spans = {row["step"]: row.get("drawn") or (drawn, drawn) for row in rows}
+        inside = [step for step, (low, high) in spans.items() if low <= drawn <= high]
+        return sorted(inside, key=lambda step: (step <= drawn, abs(step - drawn)))
 
 
 def open_run(path: str | os.PathLike) -> Run:
@@ -196,11 +210,22 @@ def open_run(path: str | os.PathLike) -> Run:
     return Run(folder)
 
 
+@lru_cache(maxsize=32)
+def _files_of(
+    folder: RunFolder, size: int, modified: int
+) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """The files of the steps that are whole; read again where the manifest has changed."""
+    rows = sorted(whole_files(folder).values(), key=lambda row: row["step"])
+    files = {kind: [r for r in rows if r["file"].startswith(f"{kind}/")] for kind in KINDS}
+    whole = set.intersection(*({row["step"] for row in mine} for mine in files.values()))
+    return {kind: tuple(r for r in mine if r["step"] in whole) for kind, mine in files.items()}
+
+
 def _row(file: pq.ParquetFile, row: int) -> dict[str, Any]:
     """A row as a dict, by reading the group that it stands in."""
     for group in range(file.num_row_groups):
         size = file.metadata.row_group(group).num_rows
         if row < size:
-            return file.read_row_group(group).slice(row, 1).to_pylist()[0]
+            return file.read_row_group(group, use_threads=False).slice(row, 1).to_pylist()[0]
         row -= size
     raise DataError(f"row {row} lies beyond the file.")

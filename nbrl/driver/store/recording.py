@@ -18,7 +18,7 @@ from nbrl.driver.store.environment import environment
 from nbrl.driver.store.files import append_line, read_lines, write_json, write_whole
 from nbrl.driver.store.folder import RunFolder
 from nbrl.driver.store.mirrors import Mirrors
-from nbrl.driver.store.samples import rollouts_file, scores_file
+from nbrl.driver.store.samples import drawn_span, rollouts_file, scores_file
 from nbrl.driver.store.secrets import without_secrets
 from nbrl.errors import DataError, StoreError
 from nbrl.types import Scored
@@ -103,13 +103,14 @@ class Recorder:
 
     def _write(self, scored: Scored, step: int) -> None:
         rows = len(scored)
-        self._put("rollouts", step, rollouts_file(scored.rollouts), rows)
-        self._put("scores", step, scores_file(scored), rows)
+        facts = {"step": step, "rows": rows, "drawn": drawn_span(scored.rollouts)}
+        self._put("rollouts", rollouts_file(scored.rollouts), facts)
+        self._put("scores", scores_file(scored), facts)
         if self.settings.quota is not None:
             self._keep_within(self.settings.quota, step)
 
-    def _put(self, kind: str, step: int, data: pa.Buffer, rows: int) -> None:
-        path = self.folder.table_path(kind, step)
+    def _put(self, kind: str, data: pa.Buffer, facts: Mapping[str, Any]) -> None:
+        path = self.folder.table_path(kind, facts["step"])
         try:
             path.parent.mkdir(exist_ok=True)
         except OSError as error:
@@ -118,8 +119,7 @@ class Recorder:
         name = str(path.relative_to(self.folder.path))
         row = {
             "file": name,
-            "step": step,
-            "rows": rows,
+            **facts,
             "bytes": data.size,
             "sha256": hashlib.sha256(data).hexdigest(),
         }

@@ -6,6 +6,7 @@ in the file's metadata under ``nbrl``.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,12 @@ from nbrl.types.columns import indices_of
 from nbrl.types.storage import plain
 
 KEY = b"nbrl"
-ROWS_A_GROUP = 1024
-"""Rows that are read together when one sample is opened."""
+BYTES_A_GROUP = 1 << 18
+"""Bytes, before compression, that are read together when one sample is opened."""
+FEWEST_ROWS, MOST_ROWS = 8, 1024
+"""Of a row group, whatever its bytes."""
+DRAWN_AT = re.compile(r"@(\d+)")
+"""The policy version in a sample's id."""
 
 
 def rollouts_file(rollouts: Rollouts) -> pa.Buffer:
@@ -123,6 +128,25 @@ def facts_of(path: Path, schema: pa.Schema, kind: str) -> dict[str, Any]:
     return facts
 
 
+def rows_a_group(table: pa.Table) -> int:
+    """Rows of which one is opened by reading all: fewer where each has more bytes."""
+    a_row = table.nbytes / max(len(table), 1)
+    return min(max(int(BYTES_A_GROUP / max(a_row, 1)), FEWEST_ROWS), MOST_ROWS)
+
+
+def drawn_at(sample_id: str) -> int | None:
+    """The policy version that a sample was drawn with, by its id; None where it does not say."""
+    found = DRAWN_AT.search(sample_id)
+    return int(found[1]) if found else None
+
+
+def drawn_span(rollouts: Rollouts) -> list[int] | None:
+    """The oldest and newest policy version in the ids; None where an id has none."""
+    versions = {drawn_at(each) for each in rollouts.table.column("sample_id").to_pylist()}
+    known = [v for v in versions if v is not None]
+    return [min(known), max(known)] if known and None not in versions else None
+
+
 def indices_of_first(ids: pa.ChunkedArray) -> list[int]:
     """Where each id stands first, in order."""
     first: dict[str, int] = {}
@@ -138,7 +162,7 @@ def _file(table: pa.Table, facts: Mapping[str, Any]) -> pa.Buffer:
         table.replace_schema_metadata({KEY: said.encode()}),
         sink,
         compression="zstd",
-        row_group_size=ROWS_A_GROUP,
+        row_group_size=rows_a_group(table),
     )
     return sink.getvalue()
 

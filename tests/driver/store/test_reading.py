@@ -1,16 +1,18 @@
 """Run folders that are read: any sample, any column, while they are written, and again."""
 
+import multiprocessing
 import time
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import nbrl
-from nbrl.config import PolicyLoss, Recipe
+from nbrl.config import PolicyLoss, Recipe, Store
 from nbrl.driver.store import RunFolder
-from nbrl.driver.store.files import append_line, write_whole
-from nbrl.driver.store.samples import rollouts_file, scores_file
+from nbrl.driver.store.recording import Recorder
+from nbrl.driver.store.samples import rollouts_file, rows_a_group
 from nbrl.errors import DataError, StepError, StoreError, UnknownNameError
 from nbrl.types import Scored
 from tests.driver.conftest import SHORT, exact
@@ -91,32 +93,32 @@ def test_what_is_no_run_is_refused(tmp_path):
         nbrl.open_run(tmp_path)
 
 
+def chain_of(step, rows):
+    """Scored of so many rows whose ids say that they were drawn at the version before the step."""
+    ready = make_chain().scored
+    take = pa.array(np.arange(rows) % len(ready))
+    ids = pa.array([f"p{i}@{step - 1}#0" for i in range(rows)])
+    rollouts, scores = (
+        t.take(take).set_column(0, "sample_id", ids) for t in (ready.rollouts.table, ready.table)
+    )
+    prompts = ready.rollouts.prompts
+    return Scored(table=scores, rollouts=nbrl.Rollouts(table=rollouts, prompts=prompts))
+
+
+def written(folder, steps, rows, settings=Store()):  # noqa: B008 -- frozen
+    """The folder with so many steps in it, and its recorder."""
+    folder.write_config({"name": "big", "run": "x"})
+    recorder = Recorder(folder, settings, {})
+    for step in steps:
+        recorder.samples(chain_of(step, rows), step)
+    recorder.flush()
+    assert not any("could not" in text for text in recorder.said())
+    return recorder
+
+
 @pytest.mark.slow
 def test_any_sample_of_100_000_opens_in_50_ms_and_a_column_is_scanned_in_1_s(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.write_config({"name": "big", "run": "x"})
-    ready = make_chain().scored
-    count, steps = 10_000, 10
-    rows = pa.array(np.arange(count) % len(ready))
-    for step in range(1, steps + 1):
-        ids = pa.array([f"p{i}@{step - 1}#0" for i in range(count)])
-        rollouts, scores = (t.take(rows) for t in (ready.rollouts.table, ready.table))
-        named = [t.set_column(0, "sample_id", ids) for t in (rollouts, scores)]
-        assert all(t.column_names[0] == "sample_id" for t in (rollouts, scores))
-        value = Scored(
-            table=named[1],
-            rollouts=nbrl.Rollouts(table=named[0], prompts=ready.rollouts.prompts),
-        )
-        for kind, data in (
-            ("rollouts", rollouts_file(value.rollouts)),
-            ("scores", scores_file(value)),
-        ):
-            path = folder.table_path(kind, step)
-            path.parent.mkdir(exist_ok=True)
-            write_whole(path, memoryview(data))
-            name = str(path.relative_to(tmp_path))
-            row = {"file": name, "step": step, "rows": count, "bytes": data.size}
-            append_line(folder.manifest_path, row)
+    written(RunFolder(tmp_path), range(1, 11), 10_000).close()
     run = nbrl.open_run(tmp_path)
     assert len(run) == 100_000
     run.sample(0)
@@ -125,7 +127,68 @@ def test_any_sample_of_100_000_opens_in_50_ms_and_a_column_is_scanned_in_1_s(tmp
         start = time.perf_counter()
         assert run.sample(which)["sample_id"]
         taken.append(time.perf_counter() - start)
+    # not the worst of them: others use this machine too
     assert sorted(taken)[2] < 0.05
     start = time.perf_counter()
     assert len(run.column("total")) == 100_000
     assert time.perf_counter() - start < 1.0
+
+
+def test_little_is_read_for_one_sample():
+    few, many = (pa.table({"a": [b"x" * size] * 100}) for size in (100_000, 10))
+    assert (rows_a_group(few), rows_a_group(many)) == (8, 1024)
+    data = rollouts_file(chain_of(1, 5000).rollouts)
+    groups = pq.ParquetFile(data).metadata
+    sizes = [groups.row_group(i).total_byte_size for i in range(groups.num_row_groups)]
+    assert max(sizes) < 1 << 18
+
+
+def test_a_sample_is_looked_for_only_where_it_can_be(tmp_path):
+    folder = RunFolder(tmp_path)
+    recorder = written(folder, range(1, 5), 4)
+    replayed = chain_of(2, 4)
+    recorder.samples(replayed, 5)
+    recorder.flush()
+    run = nbrl.open_run(tmp_path)
+    assert run._likely("p0@1#0") == [2, 5]
+    assert run._likely("p0@9#0") == []
+    assert run._likely("mine") == [1, 2, 3, 4, 5]
+    assert run.sample("p3@3#0")["step"] == 4
+    recorder.close()
+
+
+def keep_reading(path, ready, said):
+    """Read all that there is, again and again, until the last step; say how often that was."""
+    run, until, seen = nbrl.open_run(path), time.monotonic() + 60, 0
+    while run.history().records[-1:] != ({"version": 40},) and time.monotonic() < until:
+        total = run.column("total")
+        assert len(total) > 0
+        assert len(total) % 200 == 0
+        assert run.scored(run.steps()[-1]).table.num_rows == 200
+        assert run.sample(-1)["response"] is not None
+        seen += 1
+        ready.set()
+    said.put(seen)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_two_read_while_one_writes_and_removes(tmp_path):
+    folder = RunFolder(tmp_path)
+    written(folder, [1], 200).close()
+    fork = multiprocessing.get_context("fork")
+    ready, said = [fork.Event(), fork.Event()], fork.Queue()
+    readers = [fork.Process(target=keep_reading, args=(tmp_path, r, said)) for r in ready]
+    for reader in readers:
+        reader.start()
+    assert all(each.wait(30) for each in ready)
+    recorder = Recorder(folder, Store(quota=200_000, keep_steps=5), {})
+    for step in range(2, 41):
+        recorder.samples(chain_of(step, 200), step)
+        folder.append_metrics({"version": step})
+    recorder.flush()
+    assert min(said.get(timeout=60) for _ in readers) > 1
+    for reader in readers:
+        reader.join(30)
+        assert reader.exitcode == 0
+    assert 5 <= len(nbrl.open_run(tmp_path).steps()) < 40
+    recorder.close()
