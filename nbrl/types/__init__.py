@@ -5,7 +5,7 @@ from typing import Any
 
 from nbrl.errors import DataError, NbrlError
 from nbrl.types import results, storage
-from nbrl.types.comparisons import LossComparison, ScoreDiff
+from nbrl.types.comparisons import LossComparison, RewardCheck, ScoreDiff
 from nbrl.types.examples import KINDS, Examples
 from nbrl.types.results import Evaluation, History, Metric, Probe, StepResult
 from nbrl.types.samples import (
@@ -35,6 +35,7 @@ __all__ = [
     "Metric",
     "Probe",
     "Prompts",
+    "RewardCheck",
     "Rollouts",
     "ScoreDiff",
     "Scored",

@@ -112,3 +112,41 @@ class ScoreDiff:
         parts += [f"rank correlation {rank:.2f}"] if rank == rank else []
         what = "" if self.component == "total" else f"{self.component!r}, "
         return f"ScoreDiff({what}{int(row['samples'])} samples, {', '.join(parts)})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RewardCheck:
+    """What a reward does on samples at hand: a question a row, ``look`` where one should.
+
+    ``table`` has the columns ``check``, ``value``, ``verdict`` (``ok``, ``look``, ``unknown``) and
+    ``meaning``, a sentence. Printed, it is that table.
+
+    Example: ``check.table.set_index("check").loc["spread", "meaning"]`` is ``"0 for 12, 1 for 4"``.
+    """
+
+    name: str
+    table: pd.DataFrame
+    samples: int
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def concerns(self) -> list[str]:
+        """What to look at, each as ``check: meaning``; empty where all is well."""
+        return [f"{r.check}: {r.meaning}" for r in self.table.itertuples() if r.verdict == "look"]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The table, one row a question."""
+        return self.table.copy()
+
+    def __str__(self) -> str:
+        width = max(len(name) for name in self.table["check"])
+        lines = [
+            f"  {r.check:<{width}}  {r.verdict:<7}  {r.meaning}" for r in self.table.itertuples()
+        ]
+        return "\n".join([repr(self), *lines])
+
+    def __repr__(self) -> str:
+        looks = list(self.table.loc[(self.table["verdict"] == "look").to_numpy(bool), "check"])
+        more = f" and {len(looks) - 3} more" if len(looks) > 3 else ""
+        said = f"look at {', '.join(looks[:3])}{more}" if looks else "nothing to look at"
+        return f"RewardCheck({self.name[:40]!r}, {self.samples} samples, {said})"

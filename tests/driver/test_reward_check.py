@@ -15,7 +15,7 @@ def rollouts(session):
 
 
 def checked(reward, rollouts):
-    return nbrl.check_reward(reward, rollouts, workers=0).set_index("check")
+    return nbrl.check_reward(reward, rollouts, workers=0).table.set_index("check")
 
 
 def test_a_reward_on_length_depends_on_length_and_white_space(rollouts):
@@ -36,6 +36,48 @@ def test_a_constant_reward_has_dead_groups_and_no_spread(rollouts):
 def test_a_reward_that_rolls_dice_is_not_deterministic(rollouts):
     found = checked(lambda response: random.random(), rollouts)
     assert found.loc["determinism", ["value", "verdict"]].tolist() == [0.0, "look"]
+
+
+def test_a_reward_on_form_depends_on_it(rollouts):
+    found = checked(lambda response: float(len(response.split()) < 2), rollouts)
+    assert found.loc["format", "value"] == 1.0
+    meaning = found.loc["format", "meaning"]
+    assert meaning.startswith("a sentence before it: 100% of the values change (16 down)")
+    assert "a code fence" in meaning
+    assert "a box" not in meaning
+    boxed = checked(lambda response: float("boxed{" in response), rollouts)
+    assert boxed.loc["format", "meaning"] == "a box: 100% of the values change (16 up)"
+
+
+def test_a_change_of_form_reaches_the_whole_rollout(rollouts):
+    found = checked(lambda rollout: float(rollout["response"].startswith("<answer>")), rollouts)
+    assert found.loc["format", "value"] == 1.0
+    assert found.loc["case", ["value", "verdict"]].tolist() == [0.0, "ok"]
+
+
+def test_a_sound_reward_has_nothing_to_look_at(rollouts):
+    """It reads the digits alone; answers differ, so groups live."""
+
+    def digits(response):
+        return float(sum(map(int, filter(str.isdigit, response))))
+
+    check = nbrl.check_reward(digits, rollouts, workers=0)
+    assert {n for n in check.table["check"] if f"{n}:" in " ".join(check.concerns)} <= {"length"}
+    assert check.table.set_index("check").loc["white space", "meaning"] == (
+        "the same answer gets the same: blanks around it"
+    )
+
+
+def test_the_table_reads_as_text(rollouts):
+    check = nbrl.check_reward(lambda response: 1.0, rollouts, workers=0)
+    assert repr(check) == "RewardCheck('reward', 16 samples, look at spread, dead groups)"
+    lines = str(check).splitlines()
+    assert lines[0] == repr(check)
+    assert len(lines) == 10
+    spread = next(line for line in lines if line.startswith("  spread"))
+    assert spread.split("  look ")[1].strip() == "every sample gets 1: nothing can be learnt"
+    assert check.concerns[0] == "spread: every sample gets 1: nothing can be learnt"
+    assert any(line.split("  ")[1:] and "unknown" in line for line in lines)
 
 
 def test_errors_are_counted_and_the_first_one_is_shown(rollouts):

@@ -15,7 +15,7 @@ from nbrl.notebook import reprs
 from nbrl.notebook.progress import running_shell
 from nbrl.notebook.reprs import results, samples, summaries, text
 from nbrl.stages.agreement import diff_scores
-from nbrl.types import Evaluation, History, LossComparison, Metric, Probe, StepResult
+from nbrl.types import Evaluation, History, LossComparison, Metric, Probe, RewardCheck, StepResult
 from tests.notebook.conftest import HOSTILE, make_prompts, make_rollouts, make_scored
 
 TOKENS = pa.table({"sample_id": ["p0@0#0"]})
@@ -78,6 +78,7 @@ def values(prompts, rollouts, scored, advantaged, session):
         History(records=[{"version": i, "reward": i / 10} for i in range(20)]),
         compared(advantaged),
         diffed(scored),
+        checked(),
         session,
     ]
 
@@ -96,6 +97,12 @@ def diffed(scored):
     turned = [None, 1.0 - (totals[1] or 0.0), *totals[2:]]
     after = make_scored(scored.rollouts, turned)
     return diff_scores(scored, dataclasses.replace(after, spec={"replayed": [HOSTILE]}))
+
+
+def checked():
+    row = ("errors", 0.5, "look", f"2 of 4 samples failed; the first: {HOSTILE}")
+    columns = ["check", "value", "verdict", "meaning"]
+    return RewardCheck(name=HOSTILE, samples=4, table=pd.DataFrame([row], columns=columns))
 
 
 def test_two_scorings_show_counts_texts_and_notes(scored):

@@ -19,6 +19,7 @@ from nbrl.types import (
     LossComparison,
     Probe,
     Prompts,
+    RewardCheck,
     Rollouts,
     Scored,
     ScoreDiff,
@@ -35,6 +36,7 @@ HTML: Mapping[type, Callable[[Any], str]] = {
     Evaluation: results.evaluation_html,
     History: results.history_html,
     LossComparison: results.losses_html,
+    RewardCheck: scores.check_html,
     ScoreDiff: scores.diff_html,
     Session: results.session_html,
 }

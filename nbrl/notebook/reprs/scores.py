@@ -1,11 +1,14 @@
-"""HTML of two scorings of the same samples. May import ``types`` and its neighbours."""
+"""HTML of two scorings of the same samples, and of what was found out about a reward.
+
+May import ``types`` and its neighbours.
+"""
 
 import numpy as np
 import pandas as pd
 
 from nbrl.notebook.reprs.markup import card, table
 from nbrl.notebook.reprs.samples import shown
-from nbrl.types import ScoreDiff
+from nbrl.types import RewardCheck, ScoreDiff
 
 MOST_COMPONENTS = 12
 MOST_EXAMPLES = 8
@@ -43,6 +46,13 @@ def diff_html(value: ScoreDiff) -> str:
     if len(value.examples):
         parts.append(_examples(value))
     return card(repr(value), parts, warnings=[*concerns(value), *value.notes], spec=value.spec)
+
+
+def check_html(value: RewardCheck) -> str:
+    """A row a question."""
+    rows = [[_number(cell) for cell in row] for row in value.table.itertuples(index=False)]
+    part = table("", tuple(value.table.columns), rows)
+    return card(repr(value), [part], spec=value.spec)
 
 
 def concerns(value: ScoreDiff) -> list[str]:
