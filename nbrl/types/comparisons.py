@@ -132,17 +132,17 @@ class RewardCheck:
     @property
     def concerns(self) -> list[str]:
         """What to look at, each as ``check: meaning``; empty where all is well."""
-        return [f"{r.check}: {r.meaning}" for r in self.table.itertuples() if r.verdict == "look"]
+        rows = self.table.to_dict("records")
+        return [f"{r['check']}: {r['meaning']}" for r in rows if r["verdict"] == "look"]
 
     def to_pandas(self) -> pd.DataFrame:
         """The table, one row a question."""
         return self.table.copy()
 
     def __str__(self) -> str:
-        width = max(len(name) for name in self.table["check"])
-        lines = [
-            f"  {r.check:<{width}}  {r.verdict:<7}  {r.meaning}" for r in self.table.itertuples()
-        ]
+        rows = self.table.to_dict("records")
+        width = max((len(str(r["check"])) for r in rows), default=0)
+        lines = [f"  {r['check']:<{width}}  {r['verdict']:<7}  {r['meaning']}" for r in rows]
         return "\n".join([repr(self), *lines])
 
     def __repr__(self) -> str:
