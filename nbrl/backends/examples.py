@@ -1,23 +1,20 @@
 """Data to examples of each kind: sources mixed, keys picked, rows judged, each with an id.
 
-May import ``types``, ``errors`` and its neighbours ``records`` and ``parsing``.
+May import ``types``, ``errors`` and its neighbours ``reading``, ``records`` and ``parsing``.
 """
 
-import hashlib
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from nbrl.backends import parsing
 from nbrl.backends.parsing import BadRowError, Keys
-from nbrl.backends.records import Record, read_records, report_bad_rows
-from nbrl.errors import ConfigError, DataError
+from nbrl.backends.reading import Reading, Row, Source, plain_source, rows_of
+from nbrl.backends.records import report_bad_rows
+from nbrl.errors import DataError
 from nbrl.types import KINDS, Examples
 
-Source = str | Sequence[str] | Sequence[Mapping[str, Any]] | Mapping[str, float]
-"""A name, several, rows at hand, or names with the probability that a row comes from each."""
 Parse = Callable[[Mapping[str, Any], Keys], dict[str, Any]]
 
 PROMPT_KEYS = ("prompt", "input", "question", "instruction")
@@ -25,13 +22,7 @@ CONVERSATION_KEYS = ("messages", "conversations", "conversation", *PROMPT_KEYS, 
 ANSWER_KEYS = ("output", "response", "completion", "answer")
 
 
-class _Row(NamedTuple):
-    name: str
-    number: int | str
-    record: Record
-
-
-def load_conversations(
+def load_conversations(  # noqa: PLR0913 - one key a column
     source: Source,
     *,
     input_key: str | None = None,
@@ -40,6 +31,7 @@ def load_conversations(
     split: str = "train",
     max_samples: int | None = None,
     seed: int = 0,
+    streaming: bool = False,
 ) -> Examples:
     """The conversations of a source, to learn every answer of the assistant from.
 
@@ -60,12 +52,20 @@ def load_conversations(
         split: Of hub data and folders.
         max_samples: At most so many rows.
         seed: Of the mixture, where probabilities are given.
+        streaming: Fetch no more of a data set on the hub, or a saved one, than the ``max_samples``
+            rows that are taken; files are read row by row as it is.
 
     Raises:
-        ConfigError: Probabilities or ``max_samples`` that cannot work.
+        ConfigError: Settings of the reading that cannot work, all listed.
         DataError: Nothing can be read, or no row is left.
     """
-    rows = _rows(source, split, max_samples, seed)
+    reading = Reading(split=split, max_samples=max_samples, seed=seed, streaming=streaming)
+    named = {
+        "input_key": input_key,
+        "output_key": output_key,
+        "apply_chat_template": apply_chat_template,
+    }
+    rows = rows_of("load_conversations", source, reading, named)
     found = _present(rows)
     first = input_key or _first(CONVERSATION_KEYS, found, "input_key", source)
     records = (r.record for r in rows if isinstance(r.record, dict))
@@ -87,6 +87,7 @@ def load_pairs(  # noqa: PLR0913 - one key a column
     split: str = "train",
     max_samples: int | None = None,
     seed: int = 0,
+    streaming: bool = False,
 ) -> Examples:
     """The preference pairs of a source.
 
@@ -105,12 +106,21 @@ def load_pairs(  # noqa: PLR0913 - one key a column
         split: Of hub data and folders.
         max_samples: At most so many rows.
         seed: Of the mixture, where probabilities are given.
+        streaming: As in :func:`load_conversations`.
 
     Raises:
-        ConfigError: Probabilities or ``max_samples`` that cannot work.
+        ConfigError: Settings of the reading that cannot work, all listed.
         DataError: Nothing can be read, or no row is left.
     """
-    rows = _rows(source, split, max_samples, seed)
+    reading = Reading(split=split, max_samples=max_samples, seed=seed, streaming=streaming)
+    named = {
+        "prompt_key": prompt_key,
+        "chosen_key": chosen_key,
+        "rejected_key": rejected_key,
+        "margin_key": margin_key,
+        "apply_chat_template": apply_chat_template,
+    }
+    rows = rows_of("load_pairs", source, reading, named)
     found = _present(rows)
     keys = Keys(
         prompt=prompt_key or next((k for k in PROMPT_KEYS if k in found), None),
@@ -122,7 +132,7 @@ def load_pairs(  # noqa: PLR0913 - one key a column
     return _examples("pairs", rows, keys, parsing.pair, source)
 
 
-def load_labelled(
+def load_labelled(  # noqa: PLR0913 - one key a column
     source: Source,
     *,
     input_key: str | None = None,
@@ -131,6 +141,8 @@ def load_labelled(
     apply_chat_template: bool = False,
     split: str = "train",
     max_samples: int | None = None,
+    seed: int = 0,
+    streaming: bool = False,
 ) -> Examples:
     """Answers that are each wanted or not, for KTO: a prompt, an answer, a label true or false.
 
@@ -142,12 +154,21 @@ def load_labelled(
         apply_chat_template: Make texts messages.
         split: Of hub data and folders.
         max_samples: At most so many rows.
+        seed: Of the mixture, where probabilities are given.
+        streaming: As in :func:`load_conversations`.
 
     Raises:
-        ConfigError: Probabilities or ``max_samples`` that cannot work.
+        ConfigError: Settings of the reading that cannot work, all listed.
         DataError: Nothing can be read, or no row is left.
     """
-    rows = _rows(source, split, max_samples, 0)
+    reading = Reading(split=split, max_samples=max_samples, seed=seed, streaming=streaming)
+    named = {
+        "input_key": input_key,
+        "output_key": output_key,
+        "label_key": label_key,
+        "apply_chat_template": apply_chat_template,
+    }
+    rows = rows_of("load_labelled", source, reading, named)
     found = _present(rows)
     keys = Keys(
         prompt=input_key or _first(PROMPT_KEYS, found, "input_key", source),
@@ -158,7 +179,7 @@ def load_labelled(
     return _examples("labelled", rows, keys, parsing.labelled, source)
 
 
-def load_steps(
+def load_steps(  # noqa: PLR0913 - one key a column
     source: Source,
     *,
     prompt_key: str | None = None,
@@ -167,6 +188,8 @@ def load_steps(
     placeholder: str = "\n",
     split: str = "train",
     max_samples: int | None = None,
+    seed: int = 0,
+    streaming: bool = False,
 ) -> Examples:
     """Solutions whose steps are each labelled, for a process reward model.
 
@@ -179,12 +202,16 @@ def load_steps(
         placeholder: What separates the steps of a text.
         split: Of hub data and folders.
         max_samples: At most so many rows.
+        seed: Of the mixture, where probabilities are given.
+        streaming: As in :func:`load_conversations`.
 
     Raises:
-        ConfigError: Probabilities or ``max_samples`` that cannot work.
+        ConfigError: Settings of the reading that cannot work, all listed.
         DataError: Nothing can be read, or no row is left.
     """
-    rows = _rows(source, split, max_samples, 0)
+    reading = Reading(split=split, max_samples=max_samples, seed=seed, streaming=streaming)
+    named = {"prompt_key": prompt_key, "steps_key": steps_key, "label_key": label_key}
+    rows = rows_of("load_steps", source, reading, named)
     found = _present(rows)
     keys = Keys(
         prompt=prompt_key or next((k for k in PROMPT_KEYS if k in found), None),
@@ -195,66 +222,7 @@ def load_steps(
     return _examples("steps", rows, keys, parsing.steps, source)
 
 
-def _rows(source: Source, split: str, max_samples: int | None, seed: int) -> list[_Row]:
-    """The rows of all sources in the order in which they are learned."""
-    if max_samples is not None and max_samples < 1:
-        raise ConfigError(f"max_samples must be >= 1; got {max_samples}.")
-    if isinstance(source, str):
-        return list(itertools.islice(_read(source, split, max_samples), max_samples))
-    if isinstance(source, Mapping):
-        return _mixed(dict(source), split, max_samples, seed)
-    named = [name for name in source if isinstance(name, str)]
-    if named and len(named) < len(source):
-        raise ConfigError("source mixes names and rows; pass either.")
-    if named:
-        many = itertools.chain.from_iterable(_read(name, split, max_samples) for name in named)
-        return list(itertools.islice(many, max_samples))
-    given: list[Any] = list(itertools.islice(source, max_samples))
-    name = f"rows-{hashlib.sha256(repr(given).encode()).hexdigest()[:8]}"
-    return [
-        _Row(name, i, row if isinstance(row, dict) else f"not a dict but {type(row).__name__}")
-        for i, row in enumerate(given, start=1)
-    ]
-
-
-def _read(source: str, split: str, max_samples: int | None) -> Iterator[_Row]:
-    name, rows = read_records(source, split, max_samples)
-    return (_Row(name, number, record) for number, record in rows)
-
-
-def _mixed(
-    sources: Mapping[str, float], split: str, max_samples: int | None, seed: int
-) -> list[_Row]:
-    """Rows drawn by probability until every source is used up; repeats are numbered."""
-    shares = list(sources.values())
-    if not shares or any(not share > 0 for share in shares) or abs(sum(shares) - 1) > 1e-6:
-        raise ConfigError(
-            f"probabilities of sources must be > 0 and add up to 1; got {dict(sources)!r}."
-        )
-    import datasets
-
-    read = [list(_read(name, split, None)) for name in sources]
-    for name, rows in zip(sources, read, strict=True):
-        if not rows:
-            raise DataError(f"{name}: it has no rows to mix.")
-    places = [
-        datasets.Dataset.from_dict({"source": [s] * len(rows), "row": list(range(len(rows)))})
-        for s, rows in enumerate(read)
-    ]
-    order = datasets.interleave_datasets(
-        places, probabilities=shares, seed=seed, stopping_strategy="all_exhausted"
-    )
-    found, seen = [], dict[tuple[int, int], int]()
-    drawn = zip(order["source"], order["row"], strict=True)
-    for at in itertools.islice(drawn, max_samples):
-        row = read[at[0]][at[1]]
-        times = seen.get(at, 0)
-        seen[at] = times + 1
-        found.append(row if not times else row._replace(number=f"{row.number}+{times}"))
-    return found
-
-
-def _present(rows: Iterable[_Row]) -> dict[str, None]:
+def _present(rows: Iterable[Row]) -> dict[str, None]:
     """All keys of the rows, in order."""
     return dict.fromkeys(k for row in rows if isinstance(row.record, dict) for k in row.record)
 
@@ -269,9 +237,7 @@ def _first(known: Sequence[str], found: Mapping[str, None], name: str, source: S
     return key or known[0]
 
 
-def _examples(
-    kind: str, rows: Sequence[_Row], keys: Keys, parse: Parse, source: Source
-) -> Examples:
+def _examples(kind: str, rows: Sequence[Row], keys: Keys, parse: Parse, source: Source) -> Examples:
     """The rows that are examples, in order; the others counted and named."""
     good: list[dict[str, Any]] = []
     bad: list[dict[str, Any]] = []
@@ -288,7 +254,7 @@ def _examples(
             bad.append({"row": number, "reason": str(reason)})
     report_bad_rows(_shown(source), f"one of {kind}", len(good), bad, stacklevel=3)
     spec = {
-        "source": _plain(source),
+        "source": plain_source(source),
         "keys": {k: v for k, v in keys._asdict().items() if v is not None},
         "dropped": bad,
     }
@@ -297,14 +263,5 @@ def _examples(
     )
 
 
-def _plain(source: Source) -> Any:
-    """The source as its spec echoes it; of rows at hand, how many they were."""
-    if isinstance(source, str):
-        return source
-    if isinstance(source, Mapping):
-        return dict(source)
-    return list(source) if all(isinstance(x, str) for x in source) else f"{len(source)} rows"
-
-
 def _shown(source: Source) -> str:
-    return str(_plain(source))[:200]
+    return str(plain_source(source))[:200]

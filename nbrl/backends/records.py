@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nbrl.backends.arithmetic import arithmetic_prompts
@@ -34,7 +35,9 @@ SAVED_BY_DATASETS = ("dataset_info.json", "dataset_dict.json")
 SPLIT_WORDS = ("train", "test", "validation", "valid", "val", "dev", "eval", "held_out")
 
 
-def read_records(source: str, split: str, limit: int | None) -> tuple[str, Rows]:
+def read_records(
+    source: str, split: str, limit: int | None, *, streaming: bool = False
+) -> tuple[str, Rows]:
     """A name for the data, unique to its content or address, and its rows with their numbers.
 
     Args:
@@ -45,9 +48,10 @@ def read_records(source: str, split: str, limit: int | None) -> tuple[str, Rows]
             files those with this word in their name, or all where the split is ``train`` and no
             file bears the name of a split.
         limit: At most so many rows are wanted.
+        streaming: Let ``datasets`` fetch rows as they are asked for, not the whole set first.
 
     Raises:
-        ConfigError: A split of a single file, which has none.
+        ConfigError: A split of a single file or of a saved set without splits.
         DataError: Nothing can be read there; says what was tried.
         UnknownNameError: A generated task that does not exist.
     """
@@ -69,7 +73,7 @@ def read_records(source: str, split: str, limit: int | None) -> tuple[str, Rows]
     files = _files_of(path, split)
     if files:
         return _named(files), _all_of(files)
-    return _through_datasets(str(path) if path.is_dir() else source, split)
+    return _through_datasets(str(path) if path.is_dir() else source, split, streaming=streaming)
 
 
 def source_problems(source: str) -> list[str]:
@@ -198,14 +202,17 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
 
 
 def _parquet(path: Path) -> Rows:
+    number = 0
     try:
         # Not read_table: it would take "lr=0.1" in the path for a column.
         with pq.ParquetFile(path) as parquet:
-            table = parquet.read()
-    except (OSError, ValueError) as error:
+            _check_header(path, parquet.schema_arrow.names)
+            for batch in parquet.iter_batches():
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} is not a Parquet file: {error}.") from error
-    _check_header(path, table.column_names)
-    yield from enumerate(table.to_pylist(), start=1)
 
 
 READERS: Mapping[str, Callable[[Path], Rows]] = {
@@ -216,33 +223,58 @@ READERS: Mapping[str, Callable[[Path], Rows]] = {
 }
 
 
-def _through_datasets(source: str, split: str) -> tuple[str, Rows]:
-    import datasets
+def _through_datasets(source: str, split: str, *, streaming: bool) -> tuple[str, Rows]:
     from datasets.exceptions import DatasetsError
 
     folder = Path(source)
-    try:
-        if any((folder / name).is_file() for name in SAVED_BY_DATASETS):
-            loaded = datasets.load_from_disk(source)
-            data = loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
-        else:
-            data = datasets.load_dataset(source, split=split)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        RuntimeError,
-        DatasetsError,
-    ) as error:
+    failures = (OSError, ValueError, KeyError, RuntimeError, DatasetsError)
+
+    def stopped(done: int, error: Exception) -> DataError:
         what = "a folder" if folder.is_dir() else "neither a file nor a folder"
         why = (str(error) or type(error).__name__).splitlines()[0]
-        raise DataError(
+        where = f" behind row {done}" if done else ""
+        return DataError(
             f"prompts {source!r}: {folder.absolute()} is {what}, and datasets cannot load it with "
-            f"split {split!r}: {why}. Pass a file ({', '.join(READERS)}), a folder, a hub name "
-            f"that can be reached, 'arithmetic' or '{GENERATED}<task>'."
-        ) from error
-    name = f"{Path(source).name}-{split}-{data._fingerprint[:8]}"
-    return name, ((number, dict(row)) for number, row in enumerate(data, start=1))
+            f"split {split!r}{where}: {why}. Pass a file ({', '.join(READERS)}), a folder, a hub "
+            f"name that can be reached, 'arithmetic' or '{GENERATED}<task>'."
+        )
+
+    def rows() -> Rows:
+        number = 0
+        try:
+            for number, row in enumerate(data, start=1):
+                yield number, dict(row)
+        except failures as error:
+            raise stopped(number, error) from error
+
+    try:
+        mark, data = _opened(source, split, streaming=streaming)
+    except failures as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise stopped(0, error) from error
+    return f"{folder.name}-{split}-{mark}", rows()
+
+
+def _opened(source: str, split: str, *, streaming: bool) -> tuple[str, Any]:
+    """What tells the data from others, and the data, whole or as a stream."""
+    import datasets
+
+    if not any((Path(source) / name).is_file() for name in SAVED_BY_DATASETS):
+        if streaming:
+            address = hashlib.sha256(source.encode()).hexdigest()
+            return address[:8], datasets.load_dataset(source, split=split, streaming=True)
+        data = datasets.load_dataset(source, split=split)
+        return data._fingerprint[:8], data
+    loaded = datasets.load_from_disk(source)
+    if isinstance(loaded, datasets.DatasetDict):
+        loaded = loaded[split]
+    elif split != "train":
+        raise ConfigError(
+            f"split {split!r} of {source}: this saved data set has no splits. Save a DatasetDict, "
+            "or leave split out."
+        )
+    return loaded._fingerprint[:8], loaded.to_iterable_dataset() if streaming else loaded
 
 
 def _sums(split: str, count: int) -> tuple[str, Rows]:

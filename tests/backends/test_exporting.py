@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -54,6 +55,13 @@ def test_an_adapter_is_merged_or_written_alone(random_checkpoint, tmp_path):
     export_adapter(loaded, tmp_path / "adapter")
     names = {path.name for path in (tmp_path / "adapter").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
+    base = AutoModelForCausalLM.from_pretrained(random_checkpoint)
+    alone = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    # the base's own weights were moved too, and are no part of an adapter
+    lora = {n: p for n, p in loaded.module.named_parameters() if "lora_" in n}
+    for name, parameter in alone.named_parameters():
+        if "lora_" in name:
+            assert torch.equal(parameter, lora[name]), name
     with pytest.raises(ConfigError, match="only a language model with a LoRA adapter"):
         export_adapter(load_policy(Model(random_checkpoint)), tmp_path / "none")
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import nbrl
+from nbrl.backends.exporting import export_model
 from nbrl.backends.models import load_policy
 from nbrl.config import Engine, Model, Sampling
 from nbrl.errors import ConfigError, DataError, RolloutError
@@ -19,18 +20,42 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 PROMPTS = (tuple(range(5, 25)), (40, 41, 42))
 
 
+CHAT = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
 @pytest.fixture(scope="module")
 def policy(random_checkpoint):
-    return load_policy(Model(random_checkpoint))
+    """A policy that is not the checkpoint any more, as after training."""
+    loaded = load_policy(Model(random_checkpoint))
+    loaded.tokenizer.chat_template = CHAT
+    loaded.module.generation_config.temperature = 0.7
+    loaded.module.generation_config.do_sample = True
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in loaded.module.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+    return loaded
 
 
 @pytest.fixture(scope="module")
-def engine(random_checkpoint, policy):
+def exported(policy, tmp_path_factory):
+    """The folder that ``session.export`` writes of it."""
+    folder = tmp_path_factory.mktemp("exported") / "policy"
+    weights = ((name, p.detach()) for name, p in policy.module.named_parameters())
+    export_model(policy, weights, folder, scale=None)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def engine(exported, policy):
     """One engine for all tests here: it takes the best part of a minute to start."""
     from nbrl.backends.engines.vllm import Checkpoint, VllmEngine
 
     checkpoint = Checkpoint(
-        folder=random_checkpoint,
+        folder=exported,
         name="random",
         dtype="float32",
         eos_ids=policy.eos_ids,
@@ -61,6 +86,19 @@ def logprobs(module, prompt, answer, temperature):
         logits = module(ids).logits[0, len(prompt) - 1 : -1].float() / temperature
     picked = torch.log_softmax(logits, -1).gather(-1, torch.from_numpy(answer).long()[:, None])
     return picked[:, 0].numpy()
+
+
+def test_an_export_brings_its_chat_template_and_its_generation_settings(engine, policy):
+    said = [{"role": "user", "content": "7+5="}]
+    tokenizer = engine._llm.get_tokenizer()
+    ids = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+    assert ids == policy.tokenizer("user: 7+5=\nassistant: ")["input_ids"]
+    settings = engine._llm.model_config.try_get_generation_config()
+    assert settings["temperature"] == 0.7
+    assert tuple(settings["eos_token_id"]) == policy.eos_ids
+    # an answer of vLLM's own chat ends at either of the EOS ids
+    answer = engine._llm.chat(said, use_tqdm=False)[0].outputs[0]
+    assert answer.finish_reason == "length" or answer.token_ids[-1] in policy.eos_ids
 
 
 @pytest.mark.parametrize(
@@ -149,7 +187,7 @@ def test_prompts_that_cannot_be_answered_are_named(engine):
 
 
 def test_new_weights_are_served_under_their_version_head_and_cache_with_them(
-    engine, random_checkpoint
+    engine, policy, random_checkpoint
 ):
     """The model's head is tied to its embedding, of which vLLM keeps a packed copy on a CPU."""
     changed = load_policy(Model(random_checkpoint)).module
@@ -168,7 +206,7 @@ def test_new_weights_are_served_under_their_version_head_and_cache_with_them(
         with pytest.raises(RolloutError, match=r"version 8.*'random'"):
             engine.load_weights([("no.such.weight", torch.zeros(3))], 8)
     finally:
-        engine.load_weights(load_policy(Model(random_checkpoint)).module.named_parameters(), 0)
+        engine.load_weights(policy.module.named_parameters(), 0)
 
 
 def test_a_sleeping_engine_says_so_and_wakes_as_it_was(engine):
