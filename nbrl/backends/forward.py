@@ -1,14 +1,14 @@
 """The one forward pass: what a model says of the response tokens of a micro-batch.
 
-May import ``packing``, ``prefix``, ``varlen``, ``protocols``, ``functional`` and torch. Nothing
-here switches gradients on or off; the caller does.
+May import ``packing``, ``prefix``, ``varlen``, ``protocols``, ``functional``, ``errors`` and
+torch. Nothing here switches gradients on or off; the caller does.
 Every column ``[n, T]`` is aligned with ``MicroBatch.mask``: entry ``t`` belongs to the token at
 ``prompt_width + t`` and is read from the position before it.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from nbrl.backends.packing import packed_logits, packed_values
 from nbrl.backends.prefix import shared_logits
 from nbrl.backends.varlen import takes_variable_lengths
+from nbrl.errors import StepError
 from nbrl.functional.logprobs import token_logprobs
 from nbrl.protocols import MicroBatch
 
@@ -42,14 +43,36 @@ def response_logits_and_balance(
 ) -> tuple[Tensor, Tensor | None]:
     """The logits of :func:`response_logits`, and where it is wanted the balance of experts.
 
-    The latter is the load-balancing loss of a mixture-of-experts model, as transformers computes
-    it, a scalar with gradient.
+    The latter is the load-balancing loss of a mixture-of-experts model over all real tokens of the
+    micro-batch, as transformers computes it, a scalar with gradient.
+
+    Raises:
+        StepError: It is wanted of a model that computes none.
     """
     if not wanted:
         return response_logits(module, batch), None
+    if not balances_experts(module):
+        raise StepError(
+            "aux_coef weighs the balance of experts, and this model computes none. Use 0, or a "
+            "mixture-of-experts model of transformers that takes output_router_logits."
+        )
+    present = batch.attention_mask.long()
     with float32_head(module) as call:
-        said = call(**_response_inputs(batch), output_router_logits=True)
-    return said.logits, said.aux_loss
+        said = call(
+            # all tokens, the last one too, and the mask always: padding is routed, but counts not
+            input_ids=batch.input_ids,
+            attention_mask=present,
+            position_ids=(present.cumsum(1) - 1).clamp(min=0),
+            use_cache=False,
+            logits_to_keep=batch.mask.shape[1] + 1,
+            output_router_logits=True,
+        )
+    return said.logits[:, :-1], said.aux_loss
+
+
+def balances_experts(module: nn.Module) -> bool:
+    """Whether a model of transformers, or an adapted one, says how evenly its experts are used."""
+    return "output_router_logits" in cast(Any, module).config.to_dict()
 
 
 def response_logprobs_and_balance(

@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from nbrl.backends.interrupts import guarded, held_interrupts
 from nbrl.config import (
+    DPO,
+    SFT,
     TRAINS_ON,
     Objective,
     ProcessReward,
@@ -136,6 +138,8 @@ def resolve(
     head = "reward" if isinstance(objective, RewardLoss) else "lm"
     if tools.head != head:
         problems.append(f"{name} needs a session of model=Model(..., head={head!r})")
+    if isinstance(objective, SFT | DPO) and objective.aux_coef > 0 and not tools.balances:
+        problems.append(f"{name}.aux_coef has no effect: the model has no experts; drop it")
     if not len(examples):
         problems.append("there are no examples")
     check_config(asked, extra=problems)

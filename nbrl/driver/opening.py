@@ -18,6 +18,7 @@ from nbrl.backends.arithmetic import arithmetic_source
 from nbrl.backends.datasets import load_prompts
 from nbrl.backends.encoding import Writer, token_ids_of, tokenize_examples
 from nbrl.backends.exporting import export_adapter, export_model
+from nbrl.backends.forward import balances_experts
 from nbrl.backends.freezing import freeze
 from nbrl.backends.models import LoadedModel, load_critic, load_policy, load_reference
 from nbrl.backends.sources import PromptSource, prompts_source
@@ -230,6 +231,7 @@ def _example_tools(policy: LoadedModel, trainer: LocalTrainer, model: Model) -> 
         token_ids=lambda text: token_ids_of(policy.tokenizer, text),
         export=export,
         head=model.head,
+        balances=model.head == "lm" and balances_experts(policy.module),
     )
 
 

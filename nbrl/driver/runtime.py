@@ -35,13 +35,14 @@ class ExampleTools:
     ``tokenize`` takes examples, the longest row (None: the model's context), which turns are
     learned and the placeholder of steps. ``token_ids`` are those of a text. ``export`` writes the
     model, or its adapter alone, with the scale of a reward model's scores. ``head`` is
-    ``Model.head``.
+    ``Model.head``, ``balances`` whether the model says how evenly its experts are used.
     """
 
     tokenize: Callable[[Examples, int | None, str, str], Examples]
     token_ids: Callable[[str], list[int]]
     export: Callable[[Path, bool, Mapping[str, Any] | None], None]
     head: str
+    balances: bool = False
 
 
 @dataclass(kw_only=True, slots=True)

@@ -222,6 +222,13 @@ def test_what_does_not_go_together_is_said_at_once(session):
     assert session.version == 0
 
 
+def test_a_balance_of_experts_needs_experts(session):
+    with pytest.raises(ConfigError, match=r"SFT.aux_coef has no effect: the model has no experts"):
+        session.fit(CONVERSATIONS, nbrl.SFT(aux_coef=0.1))
+    with pytest.raises(ConfigError, match=r"DPO.aux_coef has no effect"):
+        session.train_step(PAIRS, nbrl.DPO(aux_coef=0.1))
+
+
 def test_kto_leaves_no_row_alone(session):
     history = session.fit(LABELLED[:7], nbrl.KTO(), batch_size=3)
     assert [r["sequences"] for r in history.records] == [3, 4]
