@@ -18,7 +18,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,\
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # what is meant to need no download says so if it ever asks for one
-demo real test: export HF_HUB_OFFLINE := 1
+demo real real-pipeline test: export HF_HUB_OFFLINE := 1
 # the tests' tensors are tiny: a second thread gains little, and waits long where the machine is busy
 test: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
 
@@ -42,6 +42,14 @@ real: setup ## A few steps on a real pretrained model, through the same notebook
 REAL := -p model=smollm2-135m-instruct -p prompts=reasoning-gym:letter_counting -p chat=true \
   -p reward=../reward_fns/near_number.py -p num_prompts=3 \
   -p n=4 -p max_new_tokens=24 -p lr=1e-5 -p steps=2 -p held_out=4
+
+.PHONY: real-pipeline
+real-pipeline: setup ## SFT, reward model and PPO on a real pretrained model, through notebook 12
+	$(BIN)/python -m nbrl.notebook.cli run notebooks/12_sft_rm_ppo.ipynb --out $(RUNS)/real-pipeline \
+	  --once $(REAL_PIPELINE) $(ARGS)
+
+REAL_PIPELINE := -p model=smollm2-135m-instruct -p num_examples=96 -p held_out=32 -p lr=2e-5 \
+  -p ppo_lr=2e-6 -p steps=3 -p num_prompts=8
 
 ##@ Check it
 .PHONY: test

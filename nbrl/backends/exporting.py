@@ -1,6 +1,6 @@
 """Trained weights to a folder that transformers, vLLM and others load; imports transformers.
 
-May import ``models``, ``errors`` and torch. The folder appears whole or not at all.
+May import ``models``, ``quantising``, ``errors`` and torch. The folder appears whole or not at all.
 """
 
 import copy
@@ -25,6 +25,7 @@ from nbrl.backends.models import (
     vocabulary_size,
     without_progress_bars,
 )
+from nbrl.backends.quantising import without_quantisation
 from nbrl.errors import ConfigError, StoreError
 
 Weights = Iterable[tuple[str, Tensor]]
@@ -92,7 +93,8 @@ def export_adapter(loaded: LoadedModel, path: Path) -> None:
 
 def _causal(loaded: LoadedModel, state: Mapping[str, Tensor]) -> PreTrainedModel:
     source = _unwrapped(loaded.module)
-    fresh = _filled(AutoModelForCausalLM, copy.deepcopy(source.config), state)
+    config = without_quantisation(copy.deepcopy(source.config))
+    fresh = _filled(AutoModelForCausalLM, config, state)
     fresh.generation_config = copy.deepcopy(source.generation_config)
     return fresh
 
@@ -102,7 +104,7 @@ def _scorer(
 ) -> PreTrainedModel:
     """A sequence classifier of one label with these weights."""
     source = _unwrapped(cast(ValueModel, loaded.module).backbone)
-    config = copy.deepcopy(source.config)
+    config = without_quantisation(copy.deepcopy(source.config))
     config.num_labels = 1
     config.pad_token_id = _padding(loaded)
     with torch.device("meta"):

@@ -1,6 +1,7 @@
 """Loads policies, references and critics with their tokenizers; imports torch, transformers, peft.
 
-May import ``config``, ``errors``, and ``adapters``, ``checkpoints`` and ``varlen`` beside it. What
+May import ``config``, ``errors``, and ``adapters``, ``checkpoints``, ``quantising`` and ``varlen``
+beside it. What
 is loaded is in evaluation mode and on the device that the model names; who trains it or samples
 from it holds the same module.
 """
@@ -26,6 +27,12 @@ from transformers.utils import logging as transformers_logging
 
 from nbrl.backends.adapters import with_lora
 from nbrl.backends.checkpoints import Source, explained, find_checkpoint
+from nbrl.backends.quantising import (
+    prepare_layers,
+    quantisation,
+    quantisation_problems,
+    quantised,
+)
 from nbrl.backends.varlen import NAME as VARLEN
 from nbrl.backends.varlen import Ends, layer_problem
 from nbrl.config import Lora, Model, check_config
@@ -233,6 +240,7 @@ def _from_pretrained(kind: Any, model: Model, source: Source) -> PreTrainedModel
             attn_implementation=model.attention,
             output_loading_info=True,
             **_options(model, source),
+            **quantisation(model, TORCH_DTYPES[model.dtype], device_of(model)),
         )
     lacking = sorted(info["missing_keys"]) + sorted(str(k) for k in info["mismatched_keys"])
     if lacking:
@@ -243,6 +251,8 @@ def _from_pretrained(kind: Any, model: Model, source: Source) -> PreTrainedModel
         )
     if model.attention == VARLEN and (problem := layer_problem(module.config)):
         raise ConfigError(f"Model({model.path!r}, attention='varlen'): {problem}")
+    if quantised(model):
+        prepare_layers(module)
     if source.gguf_file is not None:
         # The weights are plain floats after loading; with the marks left on, the model can neither
         # be trained by others nor saved as an ordinary checkpoint.
@@ -264,6 +274,8 @@ def machine_problems(model: Model) -> Iterator[str]:
             "Model(lora=...) needs the package peft, which is not installed; run: "
             "pip install 'nbrl[lora]'"
         )
+    if quantised(model):
+        yield from quantisation_problems(model)
     if model.device is not None and model.device != "cpu":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (torch.device(model.device).index or 0) >= count:

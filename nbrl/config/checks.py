@@ -57,6 +57,7 @@ SCHEDULES = (
 ENDING_SCHEDULES = ("linear", "cosine", "cosine_with_min_lr")
 """Those whose learning rate falls until ``total_steps``."""
 OPTIMIZERS = ("adamw", "sgd")
+BASE_BITS = (4,)
 DTYPES = ("float32", "bfloat16")
 DEVICES = re.compile(r"cpu|cuda(:\d+)?")
 HEADS = ("lm", "reward")
@@ -247,6 +248,8 @@ def _lora(c: Lora) -> Iterator[str]:
     yield from bounded("Lora.alpha", c.alpha, 0.0, open_low=True)
     # Of an adapter that is dropped whole, nothing is left to train.
     yield from bounded("Lora.dropout", c.dropout, 0.0, 1.0, open_high=True)
+    if c.base_bits is not None and (not is_whole(c.base_bits) or c.base_bits not in BASE_BITS):
+        yield f"Lora.base_bits must be 4 or None; got {shown(c.base_bits)}"
     targets = [c.target_modules] if isinstance(c.target_modules, str) else c.target_modules
     listed = isinstance(targets, tuple | list) and len(targets) > 0
     if not listed or any(not isinstance(t, str) or not t.strip() for t in targets):

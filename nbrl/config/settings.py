@@ -117,12 +117,18 @@ class PolicyLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lora:
-    """A low-rank adapter (PEFT) that is trained in place of the weights."""
+    """A low-rank adapter (PEFT) that is trained in place of the weights.
+
+    ``base_bits=4`` holds the linear layers under it in 4 bits (NF4 with double quantization, by
+    bitsandbytes): QLoRA. The reference is then the quantised model, and ``export`` merges into its
+    values.
+    """
 
     rank: int = 16
     alpha: float = 16.0
     dropout: float = 0.0
     target_modules: str | tuple[str, ...] = "all-linear"
+    base_bits: int | None = None
 
     def __post_init__(self) -> None:
         make_plain(self)

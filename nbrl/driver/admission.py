@@ -10,6 +10,7 @@ from typing import Any
 
 from nbrl.backends.checkpoints import checkpoint_problems
 from nbrl.backends.models import machine_problems
+from nbrl.backends.quantising import quantised
 from nbrl.backends.records import source_problems
 from nbrl.config import (
     Critic,
@@ -45,6 +46,7 @@ def refuse_request(asked: Mapping[str, Any], extra: Sequence[str] = ()) -> None:
         if name in asked:
             problems += judge(asked[name])
     problems += _critic_problems(asked.get("model"), asked.get("trainer"))
+    problems += _quantised_problems(asked.get("model"), asked.get("engine"))
     parts = (asked.get(name) for name in ("model", "engine", "trainer", "store"))
     settings = [c for c in parts if isinstance(c, Model | Engine | Trainer | Store)]
     check_config("connect", *settings, extra=problems)
@@ -103,6 +105,15 @@ def _critic_problems(model: Any, trainer: Any) -> Iterator[str]:
     shared = isinstance(model, Model) and path == model.path
     if path is not None and not shared and not list(text("path", path)):
         yield from (f"Critic.path: {p}" for p in checkpoint_problems(Model(path)))
+
+
+def _quantised_problems(model: Any, engine: Any) -> Iterator[str]:
+    own = isinstance(model, Model) and quantised(model)
+    if own and isinstance(engine, Engine) and engine.kind == "vllm":
+        yield (
+            "Lora(base_bits=4) needs Engine('hf'): vLLM would sample from the weights before they "
+            "were quantised, which is another policy"
+        )
 
 
 def _prompts_problems(prompts: Any) -> Iterator[str]:

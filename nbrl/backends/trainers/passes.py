@@ -1,6 +1,7 @@
 """Forward passes of policy, critic and reference, each in the mode it needs.
 
-May import ``forward``, ``models``, ``protocols``, ``errors``, torch and transformers.
+May import ``forward``, ``models``, ``quantising``, ``protocols``, ``errors``, torch and
+transformers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from nbrl.backends import forward
 from nbrl.backends.models import ValueModel
+from nbrl.backends.quantising import plain_weight
 from nbrl.backends.trainers.devices import random_devices
 from nbrl.errors import ConfigError
 from nbrl.protocols import MicroBatch
@@ -165,7 +167,8 @@ def merged_weights(adapted: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The weights of PEFT's model with the adapter added, by their names in the checkpoint.
 
     Sums are in float32 whatever the dtype of the model: an update that bfloat16 cannot hold beside
-    a weight would be lost. Of a reward model the adapter is the backbone's.
+    a weight would be lost. Weights held in 4 bits come as the numbers that they stand for. Of a
+    reward model the adapter is the backbone's.
     """
     if isinstance(adapted, ValueModel):
         backbone = merged_weights(adapted.backbone)
@@ -181,7 +184,7 @@ def merged_weights(adapted: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if "lora_" in name:
             continue
         layer, _, leaf = name.partition(".base_layer.")
-        weight = parameter.detach()
+        weight = plain_weight(parameter)
         if leaf == "weight":
             with torch.no_grad():
                 weight = weight.float() + cast(Any, layers[layer]).get_delta_weight("default")
