@@ -48,8 +48,8 @@ real-pipeline: setup ## SFT, reward model and PPO on a real pretrained model, th
 	$(BIN)/python -m nbrl.notebook.cli run notebooks/12_sft_rm_ppo.ipynb --out $(RUNS)/real-pipeline \
 	  --once $(REAL_PIPELINE) $(ARGS)
 
-REAL_PIPELINE := -p model=smollm2-135m-instruct -p num_examples=96 -p held_out=32 -p lr=2e-5 \
-  -p ppo_lr=2e-6 -p steps=3 -p num_prompts=8
+REAL_PIPELINE := -p model=smollm2-135m-instruct -p reward=../reward_fns/near_number.py \
+  -p num_examples=192 -p held_out=32 -p lr=1e-4 -p ppo_lr=3e-6 -p steps=4 -p num_prompts=8
 
 ##@ Check it
 .PHONY: test
@@ -136,4 +136,4 @@ clean: ## Remove caches and build leftovers; .venv and runs stay
 .PHONY: help
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} \
-	  /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	  /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
