@@ -81,6 +81,8 @@ def _latency(seconds: np.ndarray) -> Found:
 
 
 def _time(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.3g} us"
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 

@@ -74,8 +74,8 @@ def report(outcome: Outcome) -> str:
     if outcome.run_folder is not None:
         lines.append(("run folder", _near(outcome.run_folder)))
         lines += [("plot", _near(f"{outcome.run_folder}/{p}")) for p in summary.get("plots", ())]
-    if {"reward_before", "reward_after"} <= set(summary):
-        before, after = summary["reward_before"], summary["reward_after"]
+    before, after = summary.get("reward_before"), summary.get("reward_after")
+    if isinstance(before, int | float) and isinstance(after, int | float):
         lines.append(("reward", f"{before:.3f} before, {after:.3f} after"))
     lines.append(("time", f"{outcome.seconds:.0f} s"))
     return "\n".join(f"{name:<18} {value}" for name, value in lines)

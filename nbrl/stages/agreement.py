@@ -14,7 +14,7 @@ from nbrl.errors import DataError, all_problems, unknown_name
 from nbrl.functional.agreement import cohens_kappa, kendall, spearman
 from nbrl.types import Scored, ScoreDiff
 
-MOST_EXAMPLES = 12
+MOST_EXAMPLES, MOST_LOOKED_AT = 12, 400
 VERDICTS = ["pass", "fail"]
 ASIDE = ("sample_id", "score")
 """Columns of numbers or ids that are no component of a reward."""
@@ -60,7 +60,11 @@ def diff_scores(
         examples=_examples(a, b, table),
         component=component,
         threshold=float(threshold),
-        notes=tuple(_notes(a, b, table, left, right)),
+        unshared={
+            side: [n for n in own.columns if n not in shared]
+            for side, own in (("a", left), ("b", right))
+        },
+        notes=tuple(_notes(a, b, table)),
         spec={"a": dict(a.spec), "b": dict(b.spec)},
     )
 
@@ -144,10 +148,13 @@ def _crossed(left: np.ndarray, right: np.ndarray, threshold: float) -> pd.DataFr
 
 
 def _examples(a: Scored, b: Scored, table: pd.DataFrame) -> pd.DataFrame:
-    """The first flips, then the first of the other rows, with what was asked and answered."""
+    """The first flips, then the first of the other rows, with what was asked and answered.
+
+    The same answer to the same prompt is shown once.
+    """
     flips = table["flip"].to_numpy(bool)
     order = np.concatenate([np.flatnonzero(flips), np.flatnonzero(~flips)])
-    some = table.iloc[order[:MOST_EXAMPLES]].reset_index(drop=True)
+    some = table.iloc[order[:MOST_LOOKED_AT]].reset_index(drop=True)
     asked = ["sample_id", "prompt", "response", "label"]
     texts: dict[str, Mapping[str, Any]] = {}
     for side in (b, a):
@@ -158,16 +165,12 @@ def _examples(a: Scored, b: Scored, table: pd.DataFrame) -> pd.DataFrame:
         texts |= {row["sample_id"]: row for row in found}
     said = pd.DataFrame([texts[s] for s in some["sample_id"]], columns=asked)
     numbers = some.loc[:, ["a", "b", "status_a", "status_b", "flip"]]
-    return pd.concat([said, numbers], axis=1)
+    together = pd.concat([said, numbers], axis=1)
+    once = together.drop_duplicates(["prompt", "response", "a", "b", "status_a", "status_b"])
+    return once.head(MOST_EXAMPLES).reset_index(drop=True)
 
 
-def _notes(
-    a: Scored, b: Scored, table: pd.DataFrame, left: pd.DataFrame, right: pd.DataFrame
-) -> Iterator[str]:
-    only = [sorted(set(x.columns) - set(y.columns)) for x, y in ((left, right), (right, left))]
-    for side, names in zip("ab", only, strict=True):
-        if names:
-            yield f"only {side} has the components {', '.join(names)}"
+def _notes(a: Scored, b: Scored, table: pd.DataFrame) -> Iterator[str]:
     for side, scored in (("a", a), ("b", b)):
         replayed = scored.spec.get("replayed", [])
         if replayed:

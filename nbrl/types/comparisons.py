@@ -72,7 +72,8 @@ class ScoreDiff:
       where both pass all or both fail all.
 
     ``tables`` has for each of those the counts of pass and fail, rows for ``a``, columns for ``b``.
-    ``notes`` say in words what a reader must know before comparing.
+    ``unshared`` names the components that only ``a`` or only ``b`` has. ``notes`` say in words
+    what a reader must know before comparing.
 
     Example: ``diff.tables["total"].loc["fail", "pass"]`` is 3: three samples pass under ``b`` only.
     """
@@ -83,6 +84,7 @@ class ScoreDiff:
     examples: pd.DataFrame
     component: str
     threshold: float
+    unshared: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notes: Sequence[str] = ()
     spec: Mapping[str, Any] = field(default_factory=dict)
 

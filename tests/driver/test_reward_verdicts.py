@@ -55,7 +55,7 @@ def test_slow_ones_say_what_a_batch_takes():
     assert meaning == (
         "500 ms a sample, the slowest 500 ms; 256 samples one after another take 128 s"
     )
-    assert row(said([0, 1], seconds=0.00042), "latency")[2].startswith("0.42 ms a sample")
+    assert row(said([0, 1], seconds=0.00042), "latency")[2].startswith("420 us a sample")
 
 
 def test_the_form_that_changes_most_is_named():

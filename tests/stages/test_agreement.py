@@ -90,7 +90,7 @@ def test_each_component_has_its_row_and_can_be_looked_at():
     assert got.summary.loc["right", ["samples", "flips", "lost"]].tolist() == [2, 1, 1]
     assert math.isnan(got.summary.loc["right", "spearman"])
     assert got.tables["right"].to_numpy().tolist() == [[0, 1], [0, 1]]
-    assert set(got.notes) == {"only a has the components old", "only b has the components new"}
+    assert got.unshared == {"a": ["old"], "b": ["new"]}
     assert len(got) == 0
     part = diff_scores(a, b, component="right")
     assert part.table["sample_id"].tolist() == ["p0@0#2", "p0@0#0"]
@@ -107,6 +107,14 @@ def test_examples_show_flips_first_with_their_texts():
     assert got[["prompt", "response", "label"]].to_numpy().tolist() == [
         ["0+1=", "x", "1"], ["0+1=", "xx", "1"]
     ]  # fmt: skip
+
+
+def test_the_same_answer_is_shown_once():
+    rollouts = make_rollouts(make_prompts(1), [2, 2, 1])
+    a, b = make_scored(rollouts, [0.0, 0.0, 0.0]), make_scored(rollouts, [1.0, 1.0, 1.0])
+    got = diff_scores(a, b)
+    assert len(got.flips) == 3
+    assert got.examples["response"].tolist() == ["xx", "x"]
 
 
 def test_what_a_reader_must_know_is_noted():

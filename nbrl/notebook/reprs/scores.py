@@ -33,7 +33,7 @@ def diff_html(value: ScoreDiff) -> str:
     names = list(value.summary.index[:MOST_COMPONENTS])
     rows = [(n, *(_number(value.summary.loc[n, c]) for c in SUMMARY)) for n in names]
     parts = [
-        table("components", ("", *SUMMARY.values()), rows),
+        table("components", ("", *SUMMARY.values()), rows, _unshared(value)),
         table(
             f"{value.component}: pass is above {value.threshold:g}",
             ("", "b passes", "b fails"),
@@ -72,8 +72,17 @@ def _examples(value: ScoreDiff) -> str:
     columns = EXAMPLE[: -2 if plain else None]
     rows = [[_number(row[c]) for c in columns] for _, row in listed.iterrows()]
     flips = int(np.count_nonzero(listed["flip"]))
-    caption = f"examples, {flips} of them flips" if flips < len(listed) else "examples of flips"
+    caption = "examples of flips" if flips == len(listed) else f"examples, {flips or 'no'} flips"
     return table(caption, columns, rows, shown(len(listed), len(value), "samples that differ"))
+
+
+def _unshared(value: ScoreDiff) -> str:
+    said = [
+        f"only {side} has {', '.join(n[:MOST_COMPONENTS])}"
+        for side, n in value.unshared.items()
+        if n
+    ]
+    return "; ".join(said)
 
 
 def _number(value: object) -> object:
