@@ -101,6 +101,7 @@ def test_other_rewards_score_stored_samples(session, stored):
 
 def test_samples_of_a_run_folder_are_stored(session, live):
     session.train_step(session.compute_advantages(session.score(live, prices)))
+    session._runtime.recorder.flush()
     kept = nbrl.open_run(session.run_dir)
     assert kept.rollouts(1).stored
     assert kept.scored(1).rollouts.stored
