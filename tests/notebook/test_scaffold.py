@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+import nbrl
 from nbrl.backends.rewards import load_reward, score_samples
 from nbrl.errors import ConfigError, StoreError
 from nbrl.notebook import cli
 from nbrl.notebook.parameters import parameters_of
 from nbrl.notebook.scaffold import TEMPLATES, create
+from nbrl.types import SOURCE_ENVIRONMENT, SOURCE_POLICY, SOURCE_PROMPT
 from tests.headless import run_notebook
 
 ROOT = Path(__file__).parents[2]
@@ -161,3 +163,30 @@ def test_the_notebook_runs_headless_with_other_parameters(tmp_path):
     done = run_notebook(file, tmp_path / "out", given)
     assert 0.0 <= done.summary["reward_after"] <= 1.0
     assert (done.run_folder / "reward.png").is_file()
+
+
+def test_the_multiturn_agent_plays_in_a_session(tmp_path):
+    """As it stands: two turns a sample, the question masked out, its rewards scored and trained."""
+    file = create("multiturn", tmp_path / "mine.py")
+    with nbrl.connect(run_dir=tmp_path / "run", progress="quiet") as session:
+        short = nbrl.Sampling(max_new_tokens=4)
+        episodes = session.rollout(session.next_prompts(2), n=2, sampling=short, agent=str(file))
+        assert episodes.table.column("num_turns").to_pylist() == [2] * 4
+        assert episodes.table.column("error").null_count == 4
+        sources = [set(row) for row in episodes.table.column("source").to_pylist()]
+        assert sources == [{SOURCE_PROMPT, SOURCE_POLICY, SOURCE_ENVIRONMENT}] * 4
+        scored = session.score(episodes, nbrl.EnvironmentReward())
+        assert set(scored.table.column("total").to_pylist()) <= {0.0, 1.0}
+        batch = session.compute_advantages(scored, "reinforce_pp")
+        assert session.train_step(batch).version_after == 1
+
+
+@pytest.mark.parametrize("kind", ["reward", "math-reward"])
+def test_the_rewards_score_in_a_session(kind, tmp_path):
+    file = create(kind, tmp_path / "mine.py")
+    with nbrl.connect(run_dir=tmp_path / "run", progress="quiet") as session:
+        short = nbrl.Sampling(max_new_tokens=4)
+        rollouts = session.rollout(session.next_prompts(2), n=2, sampling=short)
+        scored = session.score(rollouts, {"one": str(file), "many": f"{file}:reward_func"})
+        assert scored.table.column("status").to_pylist() == ["ok"] * 4
+        assert scored.table.column("one").equals(scored.table.column("many"))
