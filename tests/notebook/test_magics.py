@@ -1,5 +1,6 @@
 """``%load_ext nbrl`` and ``%%reward``: a cell defines a reward and sees what it says."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -100,6 +101,15 @@ def test_the_samples_may_be_named(shell):
     for line, said in (("exact --on nothing", "holds nothing"), ("exact --on session", "Session")):
         with pytest.raises(UsageError, match=said):
             cell(shell, line, EXACT)
+
+
+def test_stored_samples_are_asked_about_the_world_only_where_it_is_meant(shell):
+    shell.user_ns["kept"] = dataclasses.replace(shell.user_ns["rollouts"], stored=True)
+    world = EXACT + "exact.replayable = False\n"
+    with pytest.raises(UsageError, match="'exact' depends on the world"):
+        cell(shell, "exact --on kept", world)
+    assert "4 samples" in shown(cell(shell, "exact --on kept --replay", world))
+    assert shell.user_ns["_exact_scored"].spec["replayed"] == ["exact"]
 
 
 def test_what_is_missing_is_said(shell):
