@@ -1,5 +1,6 @@
 """The average of the weights, frozen parameters and the critic's warm-up, through a session."""
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -7,10 +8,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import nbrl
+from nbrl.backends import interrupts
+from nbrl.backends.trainers import averaging as lending
 from nbrl.config import Critic, Optimizer, Trainer
+from nbrl.driver import averaging
 from nbrl.errors import ConfigError, StepError
 from tests.driver.conftest import SHORT, digest, exact
 from tests.driver.test_fitting import CONVERSATIONS, PAIRS
+from tests.driver.test_injection import each_place, press
 
 KEEPING = Trainer(optimizer=Optimizer(lr=3e-3), ema_decay=0.9, frozen=("*embed_tokens*",))
 
@@ -121,3 +126,23 @@ def test_the_critic_learns_alone_at_first(connect):
         moved.append(any(not torch.equal(w, before[n]) for n, w in weights_of(session).items()))
     assert moved == [False, False, True]
     assert ["grad_norm" in r for r in session.history.records] == moved
+
+
+def test_no_instruction_of_the_borrowing_leaves_the_average_in_place(connect):
+    session = connect("one")
+    session.fit(CONVERSATIONS[:4], nbrl.SFT(), batch_size=2)
+    held, before, seen = session._runtime, digest(session), set()
+
+    def borrow():
+        with averaging.averaged_policy(held):
+            seen.add(next(iter(held.trainer.weights()))[0])
+
+    modules = (averaging, lending, contextlib, interrupts)
+    count = 0
+    for at, _ in each_place(modules, press, borrow, event="opcode", step=5):
+        count += 1
+        if at % 4 == 1:
+            assert digest(session) == before, at
+    assert count > 60
+    assert seen
+    assert digest(session) == before
