@@ -1,13 +1,15 @@
-"""Prompts that several rows of a micro-batch share go through the model once, gradients included.
+"""What several rows of a micro-batch share goes through the model once, gradients included.
 
-May import ``protocols``, torch and transformers. The rows of a group differ in their answers only,
-so keys and values of the prompt, and the logits of the first response token, are computed once a
-prompt and handed to its rows. Logits and gradients are those of the plain pass up to rounding.
+May import ``protocols``, numpy, torch and transformers. The rows of a group differ in their answers
+only, so keys and values of the prompt, and the logits of the first response token, are computed
+once a prompt and handed to its rows; and answers that do not differ, as short ones often do not,
+are computed once. Logits and gradients are those of the plain pass up to rounding.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
@@ -38,27 +40,51 @@ def shared_logits(
         return None
     present = batch.attention_mask[:, :width]
     marked = torch.where(present, batch.input_ids[:, :width], -1)
-    prompts, of = marked.unique(dim=0, return_inverse=True)
+    prompts, of = distinct(marked)
     if (len(of) - len(prompts)) * width <= WORTH_TOKENS:
         return None
     cache: Any = DynamicCache()
-    first = call(_prompt_inputs(prompts) | {"past_key_values": cache}).index_select(0, of)
+    first = call(_prompt_inputs(marked[prompts]) | {"past_key_values": cache})
     length = batch.mask.shape[1] - 1
     if length == 0:
-        return first
+        return first.index_select(0, of)
+    answers, which = distinct(torch.cat([of[:, None], _fed(batch)], dim=1))
+    behind = of[answers]
     for layer in cache.layers:
-        layer.keys = layer.keys.index_select(0, of)
-        layer.values = layer.values.index_select(0, of)
+        layer.keys = layer.keys.index_select(0, behind)
+        layer.values = layer.values.index_select(0, behind)
     inputs = {
-        "input_ids": batch.input_ids[:, width:-1],
-        "position_ids": present.sum(1, keepdim=True) + torch.arange(length, device=of.device),
+        "input_ids": batch.input_ids[answers, width:-1],
+        "position_ids": present[answers].sum(1, keepdim=True)
+        + torch.arange(length, device=of.device),
         "past_key_values": cache,
         "use_cache": True,
         "logits_to_keep": length,
     }
     if not bool(present.all()):
-        inputs["attention_mask"] = batch.attention_mask[:, :-1].long()
-    return torch.cat([first, call(inputs)], dim=1)
+        inputs["attention_mask"] = batch.attention_mask[answers, :-1].long()
+    logits = torch.cat([first.index_select(0, behind), call(inputs)], dim=1)
+    return logits if len(answers) == len(of) else logits.index_select(0, which)
+
+
+def distinct(table: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each different row of ``[n, k]`` first stands, in that order; which one each row is.
+
+    ``table[first][of]`` is the table again.
+
+    Example: rows ``a, b, a`` have ``first`` 0, 1 and ``of`` 0, 1, 0.
+    """
+    rows = np.ascontiguousarray(table.cpu().numpy())
+    seen: dict[bytes, int] = {}
+    of = np.array([seen.setdefault(row.tobytes(), len(seen)) for row in rows], np.int64)
+    first = np.unique(of, return_index=True)[1]
+    return torch.from_numpy(first).to(table.device), torch.from_numpy(of).to(table.device)
+
+
+def _fed(batch: MicroBatch) -> Tensor:
+    """The response tokens that another one is predicted from, ``[n, T - 1]``, -1 elsewhere."""
+    present = batch.attention_mask[:, batch.prompt_width :]
+    return torch.where(present[:, 1:], batch.input_ids[:, batch.prompt_width : -1], -1)
 
 
 def _prompt_inputs(prompts: Tensor) -> dict[str, Any]:
