@@ -157,6 +157,15 @@ class Averaging(Protocol):
 
 
 @runtime_checkable
+class Unloading(Protocol):
+    """A trainer that can let go of the models that it does not train."""
+
+    def unload(self) -> None:
+        """Free the reference and a teacher; they are loaded again when they are needed."""
+        ...
+
+
+@runtime_checkable
 class Trainer(Protocol):
     """Something that holds the policy's weights and changes them."""
 

@@ -99,7 +99,6 @@ WRONG = [
     (Distillation(""), "Distillation.teacher must be a non-empty text"),
     (Distillation("tiny", coef=0.0), "Distillation.coef must be a number in (0, 1]"),
     (ProcessReward(reward_tokens=("+", "+")), "ProcessReward.reward_tokens must be two texts"),
-    (SFT(packed=True, aux_coef=0.1), "SFT.packed does not go with aux_coef"),
     (HeldOut(None, every=0), "HeldOut.every must be a whole number >= 1"),
     (HeldOut(None, keep="all"), "HeldOut.keep 'all' is unknown; known: last, best"),
     (Model(head="value"), "Model.head 'value' is unknown; known: lm, reward"),
@@ -265,7 +264,7 @@ def test_whatever_stands_in_a_field_is_judged_and_never_crashes_the_judge():
         "KL.unbiased_gradient",
         "Trainer.gradient_checkpointing",
         "RewardLoss.margin",
-        "SFT.packed",
+        "Trainer.packed",
     }
     flags |= {
         "Engine.enable_prefix_caching",

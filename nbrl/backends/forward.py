@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from nbrl.backends.packing import packed_logits, packed_values
+from nbrl.backends.packing import packed_last_values, packed_logits, packed_values
 from nbrl.backends.prefix import shared_logits
 from nbrl.backends.varlen import takes_variable_lengths
 from nbrl.errors import StepError
@@ -39,18 +39,18 @@ def response_logits(module: nn.Module, batch: MicroBatch, *, packed: bool = Fals
 
 
 def response_logits_and_balance(
-    module: nn.Module, batch: MicroBatch, *, wanted: bool
+    module: nn.Module, batch: MicroBatch, *, wanted: bool, packed: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The logits of :func:`response_logits`, and where it is wanted the balance of experts.
 
     The latter is the load-balancing loss of a mixture-of-experts model over all real tokens of the
-    micro-batch, as transformers computes it, a scalar with gradient.
+    micro-batch, as transformers computes it, a scalar with gradient; rows are padded for it.
 
     Raises:
         StepError: It is wanted of a model that computes none.
     """
     if not wanted:
-        return response_logits(module, batch), None
+        return response_logits(module, batch, packed=packed), None
     if not balances_experts(module):
         raise StepError(
             "aux_coef weighs the balance of experts, and this model computes none. Use 0, or a "
@@ -76,28 +76,28 @@ def balances_experts(module: nn.Module) -> bool:
 
 
 def response_logprobs_and_balance(
-    module: nn.Module, batch: MicroBatch, *, wanted: bool
+    module: nn.Module, batch: MicroBatch, *, wanted: bool, packed: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs of the response tokens, and where it is wanted the balance of experts."""
-    logits, balance = response_logits_and_balance(module, batch, wanted=wanted)
+    logits, balance = response_logits_and_balance(module, batch, wanted=wanted, packed=packed)
     return token_logprobs(logits, batch.input_ids[:, batch.prompt_width :]), balance
 
 
-def response_log_softmax(module: nn.Module, batch: MicroBatch) -> Tensor:
+def response_log_softmax(module: nn.Module, batch: MicroBatch, *, packed: bool = False) -> Tensor:
     """Log-probs of every token of the vocabulary at every response position, ``[n, T, V]``.
 
     Logits are divided by each row's temperature, that of its sampling: with another one the
     ratio between trainer and sampler is not 1 under equal weights.
     """
-    logits = response_logits(module, batch)
+    logits = response_logits(module, batch, packed=packed)
     if bool((batch.temperature != 1).any()):
         logits = logits / batch.temperature[:, None, None]
     return logits.log_softmax(-1)
 
 
-def response_logprobs(module: nn.Module, batch: MicroBatch) -> Tensor:
+def response_logprobs(module: nn.Module, batch: MicroBatch, *, packed: bool = False) -> Tensor:
     """Log-probs of the response tokens at their sampling temperature, float32, ``[n, T]``."""
-    return pick(response_log_softmax(module, batch), batch)
+    return pick(response_log_softmax(module, batch, packed=packed), batch)
 
 
 def pick(log_softmax: Tensor, batch: MicroBatch) -> Tensor:
@@ -113,15 +113,17 @@ def entropy(log_softmax: Tensor) -> Tensor:
     return -torch.linalg.vecdot(log_softmax.exp(), log_softmax.clamp(min=floor))
 
 
-def response_values(critic: nn.Module, batch: MicroBatch) -> Tensor:
+def response_values(critic: nn.Module, batch: MicroBatch, *, packed: bool = False) -> Tensor:
     """The critic's value of the state before each response token, float32, ``[n, T]``."""
-    if takes_variable_lengths(critic):
+    if packed or takes_variable_lengths(critic):
         return packed_values(critic, batch).float()
     return critic(**_inputs(batch))[:, batch.prompt_width - 1 :].float()
 
 
-def last_values(critic: nn.Module, batch: MicroBatch) -> Tensor:
+def last_values(critic: nn.Module, batch: MicroBatch, *, packed: bool = False) -> Tensor:
     """The value at each row's last token, that of the whole text, float32, ``[n]``."""
+    if packed or takes_variable_lengths(critic):
+        return packed_last_values(critic, batch).float()
     present = batch.attention_mask
     inputs = {"input_ids": batch.input_ids}
     if not bool(present[:, : batch.prompt_width].all()):

@@ -1,6 +1,6 @@
 """The rows of a micro-batch as one row without padding, kept apart by mask and positions.
 
-May import ``varlen``, ``protocols`` and torch.
+May import ``varlen``, ``protocols``, ``errors``, torch and transformers.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from nbrl.backends.varlen import Ends, row_by_row_inputs, row_ends, takes_variable_lengths
+from nbrl.backends.varlen import (
+    Ends,
+    layer_problem,
+    row_by_row_inputs,
+    row_ends,
+    takes_variable_lengths,
+)
+from nbrl.errors import ConfigError
 from nbrl.protocols import MicroBatch
 
 
@@ -33,13 +41,17 @@ class Packed:
     places: Tensor
 
 
-def pack(batch: MicroBatch) -> Packed:
-    """The micro-batch's tokens without padding; a row's last scores nothing and is left out."""
+def pack(batch: MicroBatch, *, whole: bool = False) -> Packed:
+    """The micro-batch's tokens without padding; a row's last scores nothing and is left out.
+
+    With ``whole`` it comes along, for those who read a row at its end.
+    """
     present = batch.attention_mask
-    # Prompts are padded in front and answers behind: a row's tokens are one run.
     fed = present.clone()
-    fed[:, :-1] &= present[:, 1:]
-    fed[:, -1] = False
+    if not whole:
+        # Prompts are padded in front and answers behind: a row's tokens are one run.
+        fed[:, :-1] &= present[:, 1:]
+        fed[:, -1] = False
     order = torch.where(fed, fed.flatten().cumsum(0).view_as(fed) - 1, -1)
     width = batch.prompt_width
     scored = present[:, width:]
@@ -84,6 +96,29 @@ def packed_values(critic: nn.Module, batch: MicroBatch) -> Tensor:
     cells = said.new_zeros(scored.shape)
     cells[scored] = said[packed.places[scored]]
     return cells
+
+
+def packed_last_values(critic: nn.Module, batch: MicroBatch) -> Tensor:
+    """A critic's value at each row's last token, ``[n]``; no row is without tokens."""
+    packed = pack(batch, whole=True)
+    return critic(**_inputs(critic, packed))[0][packed.ends.at[1:].long() - 1]
+
+
+def refuse_leaks(module: nn.Module) -> None:
+    """Raise where a mask over pairs of tokens does not leave a model's rows as they are alone.
+
+    Raises:
+        ConfigError: Some layers carry a state from row to row, or see a window of tokens, of which
+            such a mask knows nothing.
+    """
+    for model in (part for part in module.modules() if isinstance(part, PreTrainedModel)):
+        said = model.config.get_text_config().to_dict()
+        kinds = said.get("layer_types") or ()
+        problem = layer_problem(model.config)
+        if "sliding_attention" in kinds or (not kinds and said.get("sliding_window") is not None):
+            problem = problem or "layers see a window of tokens. Use attention='varlen' instead."
+        if problem is not None:
+            raise ConfigError(f"Trainer(packed=True): {type(model).__name__}: {problem}")
 
 
 def visible(documents: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def layer_problem(config: Any) -> str | None:
     unknown = sorted(set(kinds) - set(LAYER_TYPES))
     if not unknown:
         return None
-    return f"layers {unknown} carry a state from row to row. Use attention='sdpa'."
+    return f"layers {unknown} carry a state from row to row. Use attention='sdpa' and no packing."
 
 
 def varlen_attention(

@@ -212,6 +212,7 @@ def _trainer(c: Trainer) -> Iterator[str]:
     yield from among("Trainer.kind", c.kind, TRAINERS)
     yield from whole("Trainer.micro_batch_tokens", c.micro_batch_tokens, 1)
     yield from flag("Trainer.gradient_checkpointing", c.gradient_checkpointing)
+    yield from flag("Trainer.packed", c.packed)
     listed = isinstance(c.frozen, tuple | list)
     if not listed or any(not isinstance(p, str) or not p.strip() for p in c.frozen):
         yield f"Trainer.frozen must be a tuple of patterns of names; got {shown(c.frozen)}"

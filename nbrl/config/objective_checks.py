@@ -33,9 +33,6 @@ _WITHOUT_CONSTANT = tuple(name for name in AGGREGATIONS if not name.endswith("-n
 def _sft(c: SFT) -> Iterator[str]:
     yield from among("SFT.aggregation", c.aggregation, _WITHOUT_CONSTANT)
     yield from bounded("SFT.aux_coef", c.aux_coef, 0.0)
-    yield from flag("SFT.packed", c.packed)
-    if c.packed is True and is_number(c.aux_coef) and c.aux_coef > 0:
-        yield "SFT.packed does not go with aux_coef, whose balance is taken over padded rows"
 
 
 def _reward_loss(c: RewardLoss) -> Iterator[str]:

@@ -17,14 +17,11 @@ class SFT:
 
     ``aggregation`` is one of ``nbrl.functional.AGGREGATIONS`` without a constant divisor; the token
     mean runs over all tokens of the optimizer step. ``aux_coef`` weighs the load-balancing loss of
-    a mixture-of-experts model, taken of each micro-batch and averaged over rows. ``packed=True``
-    sends the rows of a micro-batch through the model as one, without padding: positions begin anew
-    in each, and none sees another. The loss is the same; what is faster depends on the device.
+    a mixture-of-experts model, taken of each micro-batch and averaged over rows.
     """
 
     aggregation: str = "token-mean"
     aux_coef: float = 0.0
-    packed: bool = False
 
     def __post_init__(self) -> None:
         make_plain(self)

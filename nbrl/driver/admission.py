@@ -47,6 +47,7 @@ def refuse_request(asked: Mapping[str, Any], extra: Sequence[str] = ()) -> None:
             problems += judge(asked[name])
     problems += _critic_problems(asked.get("model"), asked.get("trainer"))
     problems += _quantised_problems(asked.get("model"), asked.get("engine"))
+    problems += _packing_problems(asked.get("model"), asked.get("trainer"))
     parts = (asked.get(name) for name in ("model", "engine", "trainer", "store"))
     settings = [c for c in parts if isinstance(c, Model | Engine | Trainer | Store)]
     check_config("connect", *settings, extra=problems)
@@ -113,6 +114,17 @@ def _quantised_problems(model: Any, engine: Any) -> Iterator[str]:
         yield (
             "Lora(base_bits=4) needs Engine('hf'): vLLM would sample from the weights before they "
             "were quantised, which is another policy"
+        )
+
+
+def _packing_problems(model: Any, trainer: Any) -> Iterator[str]:
+    if not (isinstance(model, Model) and isinstance(trainer, Trainer) and trainer.packed is True):
+        return
+    if model.attention == "varlen":
+        yield "Trainer.packed has no effect with attention='varlen', which always packs; drop it"
+    elif model.attention != "sdpa":
+        yield (
+            f"Trainer.packed keeps rows apart with attention='sdpa' only; got {model.attention!r}"
         )
 
 

@@ -15,12 +15,14 @@ import numpy as np
 from nbrl.backends.interrupts import guarded, held_interrupts
 from nbrl.config import (
     KTO,
+    Distillation,
     HeldOut,
     Objective,
     RewardLoss,
     check_config,
     kind_problems,
     to_spec,
+    wants_reference_logprobs,
     whole_problems,
 )
 from nbrl.driver.averaging import averaged_policy, keeps_average
@@ -30,7 +32,7 @@ from nbrl.driver.pace import room_problems, tell_pace
 from nbrl.driver.runtime import Runtime
 from nbrl.driver.seeds import derive
 from nbrl.errors import ConfigError, StepError, StoreError
-from nbrl.protocols import Measurer, Restorable
+from nbrl.protocols import Measurer, Restorable, Unloading
 from nbrl.stages.sequences import Sequences, sequences_of
 from nbrl.types import Examples, History, Metric, StepResult
 
@@ -68,7 +70,8 @@ def fit(
 ) -> History:
     """Steps over all examples, epoch after epoch in a new order; what was whole where Ctrl-C comes.
 
-    The last batch of an epoch is as short as it is. Reference log-probs are fetched once.
+    The last batch of an epoch is as short as it is. Reference log-probs are fetched once, and the
+    reference is let go before the first step, a teacher after the last one.
 
     Raises:
         ConfigError: The settings cannot work; nothing was done.
@@ -100,7 +103,13 @@ def fit(
         best=_Best(),
     )
     first, start = len(runtime.records), runtime.version
-    interrupted = _run(runtime, plan)
+    if wants_reference_logprobs(resolved):
+        _unload(runtime)
+    try:
+        interrupted = _run(runtime, plan)
+    finally:
+        if isinstance(resolved, Distillation):
+            _unload(runtime)
     if watched is not None and watched.keep == "best":
         _put_best_back(runtime, plan.best)
     if isinstance(resolved, RewardLoss) and not interrupted:
@@ -116,6 +125,12 @@ def fit(
     }
     records = tuple(map(dict, runtime.records[first:]))
     return History(records=records, interrupted=interrupted, spec=spec)
+
+
+def _unload(runtime: Runtime) -> None:
+    """Free what the trainer holds beside the models it trains, where it can."""
+    if isinstance(runtime.trainer, Unloading):
+        runtime.trainer.unload()
 
 
 def _held_out_problems(runtime: Runtime, held_out: object) -> list[str]:

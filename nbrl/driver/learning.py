@@ -140,6 +140,11 @@ def resolve(
         problems.append(f"{name} needs a session of model=Model(..., head={head!r})")
     if isinstance(objective, SFT | DPO) and objective.aux_coef > 0 and not tools.balances:
         problems.append(f"{name}.aux_coef has no effect: the model has no experts; drop it")
+    elif isinstance(objective, SFT | DPO) and objective.aux_coef > 0 and runtime.packs_rows:
+        problems.append(
+            f"{name}.aux_coef: the balance of experts is taken over padded rows, and this session "
+            "packs them (Trainer.packed, Model.attention='varlen'); drop one"
+        )
     if not len(examples):
         problems.append("there are no examples")
     check_config(asked, extra=problems)
@@ -184,7 +189,7 @@ def with_reference(runtime: Runtime, examples: Examples) -> Examples:
         for sequences in sets:
             mine, sides = sides[: sequences.unit], sides[sequences.unit :]
             units = np.arange(len(examples))
-            batches = sequence_batches(sequences, units, max_tokens=runtime.micro_batch_tokens)
+            batches = batches_of(runtime, [sequences], units)
             said = runtime.trainer.annotate(batches, [REFERENCE], guarded(advance, held.check))
             flat = scatter_rows(sequences, batches, said[REFERENCE])
             found |= side_columns(sequences, flat, mine, REFERENCE)
@@ -193,8 +198,16 @@ def with_reference(runtime: Runtime, examples: Examples) -> Examples:
 
 def batches_of(runtime: Runtime, sets: Sequence[Sequences], units: np.ndarray) -> list[MicroBatch]:
     """The micro-batches of some examples, of all the token rows they have."""
-    most = runtime.micro_batch_tokens
-    return [b for sequences in sets for b in sequence_batches(sequences, units, max_tokens=most)]
+    return [
+        batch
+        for sequences in sets
+        for batch in sequence_batches(
+            sequences,
+            units,
+            max_tokens=runtime.micro_batch_tokens,
+            packed=runtime.packs_rows,
+        )
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -21,6 +21,7 @@ from nbrl.backends.exporting import export_adapter, export_model
 from nbrl.backends.forward import balances_experts
 from nbrl.backends.freezing import freeze
 from nbrl.backends.models import LoadedModel, load_critic, load_policy, load_reference
+from nbrl.backends.packing import refuse_leaks
 from nbrl.backends.sources import PromptSource, prompts_source
 from nbrl.backends.trainers.local import LocalTrainer
 from nbrl.config import Engine, Model, Store, Trainer, to_spec
@@ -112,6 +113,8 @@ def open_session(
         "versions": versions(),
         "parent": None if start is None else _parent(start),
     }
+    if trainer.packed:
+        refuse_leaks(policy.module)
     freeze(policy.module, trainer.frozen)
     local = _trainer(policy, settings)
     kind = settings.engine.kind if model.head == "lm" else "idle"
@@ -136,7 +139,7 @@ def open_session(
         ),
         has_critic=trainer.critic is not None,
         micro_batch_tokens=trainer.micro_batch_tokens,
-        packs_rows=model.attention == "varlen",
+        packs_rows=trainer.packed or model.attention == "varlen",
         progress=Progress(make_sink),
         folder=recorder.folder,
         recorder=recorder,
@@ -251,6 +254,7 @@ def _trainer(policy: LoadedModel, settings: Settings) -> LocalTrainer:
         critic_warmup=0 if asked is None else asked.warmup_steps,
         ema_decay=trainer.ema_decay,
         gradient_checkpointing=trainer.gradient_checkpointing,
+        packed=trainer.packed,
         seed=derive(seed, "trainer"),
     )
 

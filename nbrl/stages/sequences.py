@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nbrl.errors import DataError
 from nbrl.protocols import MicroBatch
-from nbrl.stages.batching import Ragged, micro_batch, places, tight_parts
+from nbrl.stages.batching import Ragged, full_parts, micro_batch, places, tight_parts
 from nbrl.types import Examples
 from nbrl.types import columns as arrow
 
@@ -57,18 +57,23 @@ def sequences_of(examples: Examples) -> list[Sequences]:
 
 
 def sequence_batches(
-    sequences: Sequences, units: np.ndarray, *, max_tokens: int
+    sequences: Sequences, units: np.ndarray, *, max_tokens: int, packed: bool = False
 ) -> list[MicroBatch]:
-    """Micro-batches of at most ``max_tokens`` padded tokens that hold every unit asked for once.
+    """Micro-batches of at most ``max_tokens`` tokens that hold every unit asked for once.
 
     Args:
         sequences: The token rows.
         units: Which examples, as indices. Rows of a micro-batch are indices into ``sequences``.
-        max_tokens: Bound of rows x width; a unit that is larger is a micro-batch of its own.
+        max_tokens: Bound of rows x width, or of tokens alone where they are packed; a unit that is
+            larger is a micro-batch of its own.
+        packed: The trainer lays rows end to end, without padding.
     """
     ragged, unit = sequences.ragged, sequences.unit
-    prompt, response = (x.reshape(-1, unit).max(1) for x in (ragged.prompt, ragged.response))
-    parts = tight_parts(prompt, response, units, max(1, max_tokens // unit))
+    prompt, response = (x.reshape(-1, unit) for x in (ragged.prompt, ragged.response))
+    if packed:
+        parts = full_parts(prompt.sum(1), response.sum(1), units, max_tokens)
+    else:
+        parts = tight_parts(prompt.max(1), response.max(1), units, max(1, max_tokens // unit))
     rows = [(part[:, None] * unit + np.arange(unit)).reshape(-1) for part in parts]
     return [_batch(sequences, some) for some in rows]
 

@@ -5,9 +5,12 @@ import pytest
 import torch
 
 from nbrl.backends import forward
-from nbrl.backends.packing import pack, visible
+from nbrl.backends.models import ValueModel
+from nbrl.backends.packing import pack, refuse_leaks, visible
 from nbrl.backends.trainers.local import LocalTrainer
 from nbrl.config import SFT, Optimizer
+from nbrl.errors import ConfigError
+from nbrl.protocols import ANNOTATIONS
 from tests.backends.trainers.small import make_batch, make_policy, part, still
 
 
@@ -44,18 +47,56 @@ def test_a_change_in_one_document_does_not_reach_another():
     assert not torch.allclose(after[0], before[0])
 
 
-def test_a_packed_step_is_the_padded_one():
-    steps = []
+@pytest.mark.parametrize("attention", ["sdpa", "varlen"])
+def test_b64_every_column_of_packed_rows_is_that_of_the_padded_ones(attention):
+    wanted, found = list(ANNOTATIONS), []
+    batch = make_batch([5, 1, 3, 2])
     for packed in (False, True):
-        trainer = LocalTrainer(make_policy(), optimizer=Optimizer(lr=1e-2, eps=1e-2))
-        loss = SFT(packed=packed)
-        (terms,) = trainer.step([[make_batch([5, 1, 3, 2])]], loss, still)
-        steps.append((terms.metrics, dict(trainer.weights())))
-    (one, a), (two, b) = steps
-    assert two["loss"].value == pytest.approx(one["loss"].value, abs=1e-5)
-    assert two["grad_norm"].value == pytest.approx(one["grad_norm"].value, rel=1e-4)
-    for name, weight in a.items():
-        torch.testing.assert_close(b[name], weight, atol=1e-5, rtol=1e-4)
+        policy = make_policy()
+        critic = ValueModel(make_policy(seed=2).base_model, 64, seed=3)
+        reference = make_policy(seed=4)
+        if packed:
+            for model in (policy, critic.backbone, reference):
+                model.set_attn_implementation(attention)
+        trainer = LocalTrainer(
+            policy,
+            optimizer=Optimizer(),
+            critic=critic,
+            critic_optimizer=Optimizer(),
+            reference=lambda reference=reference: reference,
+            packed=packed and attention == "sdpa",
+        )
+        found.append(trainer.annotate([batch], wanted, still))
+    for name in wanted:
+        one, two = (torch.where(batch.mask, columns[name][0], 0.0) for columns in found)
+        torch.testing.assert_close(two, one, atol=1e-5, rtol=1e-5, msg=name)
+        assert one.abs().sum() > 0
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "varlen"])
+def test_the_last_value_of_a_packed_row_is_that_of_the_row_alone(attention):
+    scorer, batch = ValueModel(make_policy().base_model, 64, seed=3), make_batch([5, 1, 3, 2])
+    alone = torch.cat([forward.last_values(scorer, part(batch, [row])) for row in range(4)])
+    scorer.backbone.set_attn_implementation(attention)
+    got = forward.last_values(scorer, batch, packed=True)
+    torch.testing.assert_close(got, alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "see a window"),
+        ({"layer_types": None, "sliding_window": 8}, "see a window"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "carry a state"),
+    ],
+)
+def test_layers_that_a_mask_over_pairs_does_not_reach_are_refused(changes, said):
+    policy = make_policy()
+    refuse_leaks(policy)
+    for name, value in changes.items():
+        setattr(policy.config, name, value)
+    with pytest.raises(ConfigError, match=said):
+        refuse_leaks(policy)
 
 
 def test_decay_pulls_matrices_only():

@@ -20,10 +20,11 @@ def open_tiny(tmp_path):
     """Opens sessions on the bundled model, each in a run folder of its own."""
     count, opened = itertools.count(), []
 
-    def open_one(*, lr=1e-3, critic=False, seed=0, **settings):
+    def open_one(*, lr=1e-3, critic=False, packed=False, seed=0, **settings):
         trainer = Trainer(
             optimizer=Optimizer(lr=lr),
             critic=Critic(optimizer=Optimizer(lr=lr)) if critic else None,
+            packed=packed,
         )
         session = nbrl.connect(
             trainer=trainer,

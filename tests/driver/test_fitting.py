@@ -222,6 +222,41 @@ def test_what_does_not_go_together_is_said_at_once(session):
     assert session.version == 0
 
 
+def test_packed_rows_fit_as_padded_ones_do(open_tiny):
+    found = []
+    for packed in (False, True):
+        session = open_tiny(packed=packed)
+        history = session.fit(PAIRS[:8], nbrl.DPO(), batch_size=4, held_out=PAIRS[8:])
+        found.append(history.records)
+    for one, two in zip(*found, strict=True):
+        for name in ("loss", "margin", "grad_norm"):
+            assert two[name] == pytest.approx(one[name], abs=1e-4), name
+    assert found[1][-1]["held_out_loss"] == pytest.approx(found[0][-1]["held_out_loss"], abs=1e-4)
+
+
+def test_packing_that_cannot_keep_rows_apart_is_refused(tmp_path):
+    trainer = nbrl.Trainer(packed=True)
+    with pytest.raises(ConfigError, match="no effect with attention='varlen'"):
+        nbrl.connect(model=nbrl.Model("tiny", attention="varlen"), trainer=trainer)
+    with pytest.raises(ConfigError, match="with attention='sdpa' only; got 'eager'"):
+        nbrl.connect(model=nbrl.Model("tiny", attention="eager"), trainer=trainer)
+
+
+def test_what_is_no_longer_needed_is_let_go(session):
+    held = session._runtime.trainer
+    session.fit(PAIRS[:4], nbrl.DPO(), batch_size=4)
+    assert not held.describe()["reference"]
+    rollouts = session.rollout(session.next_prompts(1), n=1)
+    session.annotate(rollouts, ["ref_logprobs"])
+    assert held.describe()["reference"]
+    session.fit(CONVERSATIONS[:4], nbrl.Distillation("tiny"), batch_size=4)
+    assert not held._teachers
+    assert not held.describe()["reference"]
+    # and comes back as it was: the first loss of a model beside itself
+    first = session.fit(PAIRS[4:8], nbrl.DPO(), batch_size=4).records[0]
+    assert first["margin"] != pytest.approx(0.0, abs=1e-6)
+
+
 def test_a_balance_of_experts_needs_experts(session):
     with pytest.raises(ConfigError, match=r"SFT.aux_coef has no effect: the model has no experts"):
         session.fit(CONVERSATIONS, nbrl.SFT(aux_coef=0.1))

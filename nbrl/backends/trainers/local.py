@@ -30,6 +30,7 @@ from nbrl.backends.trainers.optimizers import Learner
 from nbrl.backends.trainers.passes import (
     Models,
     annotated,
+    check_head,
     gather_models,
     merged_weights,
     resident,
@@ -66,6 +67,7 @@ class LocalTrainer:
         critic_warmup: int = 0,
         ema_decay: float | None = None,
         gradient_checkpointing: bool = False,
+        packed: bool = False,
         seed: int = 0,
     ) -> None:
         """Take over the modules; parameters that require no gradient are left alone.
@@ -76,12 +78,13 @@ class LocalTrainer:
             optimizer: The policy's.
             critic: Called like ``models.ValueModel``; goes with ``critic_optimizer``.
             critic_optimizer: The critic's.
-            reference: Loads the reference policy, called once, when it is first needed. None
+            reference: Loads the reference policy, called when it is needed and not there. None
                 where the policy carries an adapter: the reference is then the policy without it.
-            teacher: Loads the model of a name, for distillation; called once a name.
+            teacher: Loads the model of a name, for distillation; one is held at a time.
             critic_warmup: The policy stands still for so many of the critic's optimizer steps.
             ema_decay: Of the running average of the policy's weights; None keeps none.
             gradient_checkpointing: Compute activations again in the backward pass.
+            packed: Lay the rows of a micro-batch end to end in every pass.
             seed: Of the adapter's dropout.
 
         Raises:
@@ -89,7 +92,9 @@ class LocalTrainer:
         """
         if (critic is None) != (critic_optimizer is None):
             raise ConfigError("a critic and a critic_optimizer go together; pass both or neither.")
-        self._models = gather_models(policy, critic, gradient_checkpointing=gradient_checkpointing)
+        self._models = gather_models(
+            policy, critic, gradient_checkpointing=gradient_checkpointing, packed=packed
+        )
         self._learners = [Learner(policy, optimizer)]
         if critic is not None and critic_optimizer is not None:
             self._learners.append(Learner(critic, critic_optimizer))
@@ -116,7 +121,7 @@ class LocalTrainer:
         for name in wanted:
             if name not in ANNOTATIONS:
                 raise unknown_name("token column", name, ANNOTATIONS)
-        _check_head(self._models, "lm", f"annotate {list(wanted)}")
+        check_head(self._models, "lm", f"annotate {list(wanted)}")
         if "values" in wanted and self._models.critic is None:
             raise StepError("annotate 'values': this trainer has no critic. Give it one.")
         if "ref_logprobs" in wanted and self._load_reference is None and not self._models.adapted:
@@ -145,7 +150,7 @@ class LocalTrainer:
         Raises:
             StepError: No token counts, a column is missing, or a loss is not finite.
         """
-        _check_head(self._models, "lm", "probe")
+        check_head(self._models, "lm", "probe")
         parameters = list(self._learners[0].parameters.values())
         (there,) = placed([batches], self._device)
         return probe_losses(self._models, parameters, there, losses, advance)
@@ -245,6 +250,10 @@ class LocalTrainer:
         updates = self._learners[0].updates
         return {"kind": "local", **found, "updates": updates, "version": self._version}
 
+    def unload(self) -> None:
+        """Let go of reference and teacher; they are loaded again when they are needed."""
+        self._reference, self._teachers = None, {}
+
     def state(self) -> dict[str, Any]:
         """A copy of all that steps change: trained parameters, optimizers, schedules, counters.
 
@@ -296,7 +305,7 @@ class LocalTrainer:
         Raises:
             StepError: The objective trains another kind of model, or no teacher can be loaded.
         """
-        _check_head(self._models, row_of(loss).head, type(loss).__name__)
+        check_head(self._models, row_of(loss).head, type(loss).__name__)
         if not isinstance(loss, Distillation):
             return self._models
         if self._load_teacher is None:
@@ -370,16 +379,6 @@ class LocalTrainer:
                 columns = {**batch.columns, **column}
                 done[id(batch)] = dataclasses.replace(batch, columns=columns)
         return [[done.get(id(b), b) for b in batches] for batches in minibatches]
-
-
-def _check_head(models: Models, head: str, asked: str) -> None:
-    if models.scores != (head == "reward"):
-        kinds = {"lm": "a language model", "reward": "a reward model"}
-        here = kinds["reward" if models.scores else "lm"]
-        raise StepError(
-            f"{asked} is for {kinds[head]}; this trainer holds {here}. Connect with "
-            f"model=Model(..., head={head!r})."
-        )
 
 
 def _check_same_parameters(saved: Sequence[Mapping[str, Any]], learners: Sequence[Learner]) -> None:

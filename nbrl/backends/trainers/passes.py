@@ -17,7 +17,7 @@ from nbrl.backends import forward
 from nbrl.backends.models import ValueModel
 from nbrl.backends.quantising import plain_weight
 from nbrl.backends.trainers.devices import random_devices
-from nbrl.errors import ConfigError
+from nbrl.errors import ConfigError, StepError
 from nbrl.protocols import MicroBatch
 
 POLICY_COLUMNS = ("old_logprobs", "entropy")
@@ -30,7 +30,8 @@ class Models:
     ``checkpointed`` are the layers that compute their activations again in the backward pass,
     ``dropouts`` those of a LoRA adapter. ``adapted`` says whether the policy carries one. Where
     ``scores`` is True, the policy is a :class:`~nbrl.backends.models.ValueModel`: a reward model.
-    ``teacher`` is there where an objective learns from one.
+    ``teacher`` is there where an objective learns from one. With ``packed`` every pass lays rows
+    end to end.
     """
 
     policy: nn.Module
@@ -40,6 +41,7 @@ class Models:
     dropouts: tuple[nn.Module, ...]
     scores: bool = False
     teacher: nn.Module | None = None
+    packed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -55,7 +57,11 @@ class Said:
 
 
 def gather_models(
-    policy: nn.Module, critic: nn.Module | None, *, gradient_checkpointing: bool
+    policy: nn.Module,
+    critic: nn.Module | None,
+    *,
+    gradient_checkpointing: bool,
+    packed: bool = False,
 ) -> Models:
     """The modules in evaluation mode, with checkpointing switched on where it is wanted.
 
@@ -84,7 +90,23 @@ def gather_models(
         checkpointed=tuple(checkpointed),
         dropouts=tuple(m for name, m in named if "lora_dropout" in name.split(".")),
         scores=isinstance(policy, ValueModel),
+        packed=packed,
     )
+
+
+def check_head(models: Models, head: str, asked: str) -> None:
+    """Raise where an objective or a column is for another kind of model.
+
+    Raises:
+        StepError: It is; says which one, and how to get it.
+    """
+    if models.scores != (head == "reward"):
+        kinds = {"lm": "a language model", "reward": "a reward model"}
+        here = kinds["reward" if models.scores else "lm"]
+        raise StepError(
+            f"{asked} is for {kinds[head]}; this trainer holds {here}. Connect with "
+            f"model=Model(..., head={head!r})."
+        )
 
 
 @contextmanager
@@ -126,13 +148,13 @@ def say(
     models: Models, batch: MicroBatch, *, entropy_gradient: bool, critic_gradient: bool
 ) -> Said:
     """Log-probs with gradient, entropy, and values where both critic and batch have them."""
-    log_softmax = forward.response_log_softmax(models.policy, batch)
+    log_softmax = forward.response_log_softmax(models.policy, batch, packed=models.packed)
     with torch.set_grad_enabled(entropy_gradient):
         entropy = forward.entropy(log_softmax)
     values = None
     if models.critic is not None and {"values", "returns"} <= batch.columns.keys():
         with torch.set_grad_enabled(critic_gradient):
-            values = forward.response_values(models.critic, batch)
+            values = forward.response_values(models.critic, batch, packed=models.packed)
     return Said(logprobs=forward.pick(log_softmax, batch), entropy=entropy, values=values)
 
 
@@ -151,15 +173,15 @@ def annotated(
     # Not inference mode: ZeRO keeps what a pass has gathered for the next backward pass.
     with torch.no_grad():
         if any(name in POLICY_COLUMNS for name in wanted):
-            log_softmax = forward.response_log_softmax(models.policy, batch)
+            log_softmax = forward.response_log_softmax(models.policy, batch, packed=models.packed)
             found["old_logprobs"] = forward.pick(log_softmax, batch)
             if "entropy" in wanted:
                 found["entropy"] = forward.entropy(log_softmax)
         if "ref_logprobs" in wanted:
-            found["ref_logprobs"] = _reference_logprobs(models.policy, reference, batch)
+            found["ref_logprobs"] = _reference_logprobs(models, reference, batch)
         if "values" in wanted:
             assert models.critic is not None
-            found["values"] = forward.response_values(models.critic, batch)
+            found["values"] = forward.response_values(models.critic, batch, packed=models.packed)
     return {name: found[name] for name in wanted}
 
 
@@ -206,10 +228,8 @@ def resident(models: Models, reference: nn.Module | None) -> dict[str, object]:
     }
 
 
-def _reference_logprobs(
-    policy: nn.Module, reference: nn.Module | None, batch: MicroBatch
-) -> Tensor:
+def _reference_logprobs(models: Models, reference: nn.Module | None, batch: MicroBatch) -> Tensor:
     if reference is not None:
-        return forward.response_logprobs(reference, batch)
-    with cast(Any, policy).disable_adapter():
-        return forward.response_logprobs(policy, batch)
+        return forward.response_logprobs(reference, batch, packed=models.packed)
+    with cast(Any, models.policy).disable_adapter():
+        return forward.response_logprobs(models.policy, batch, packed=models.packed)

@@ -93,6 +93,35 @@ def test_any_split_takes_the_same_step(name):
             torch.testing.assert_close(weight, moved[key], atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "varlen"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_b64_a_step_on_packed_rows_is_the_padded_one(name, attention):
+    loss = LOSSES[name]
+    sets = sequences_of(make_tokenized(TRAINS_ON[type(loss)], 7, seed=3))
+    found = []
+    for packed in (False, True):
+        trainer = make_trainer(loss, packed=packed and attention == "sdpa")
+        if packed and attention == "varlen":
+            trainer._models.policy.get_submodule(
+                "backbone" if isinstance(loss, RewardLoss) else ""
+            ).set_attn_implementation("varlen")
+        batches = [
+            batch
+            for rows in sets
+            for batch in sequence_batches(rows, np.arange(7), max_tokens=30, packed=packed)
+        ]
+        assert len(batches) > len(sets)
+        before = weights(trainer)
+        (terms,) = trainer.step([batches], loss, still)
+        found.append((terms.metrics, before, weights(trainer)))
+    (one, before, moved), (two, _, after) = found
+    assert two["loss"].value == pytest.approx(one["loss"].value, abs=1e-5)
+    assert two["grad_norm"].value == pytest.approx(one["grad_norm"].value, rel=1e-4)
+    assert any(not torch.equal(moved[key], before[key]) for key in moved)
+    for key, weight in moved.items():
+        torch.testing.assert_close(after[key], weight, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_measuring_is_the_steps_own_metrics_and_changes_nothing(name):
     loss = LOSSES[name]

@@ -30,7 +30,7 @@ def compute_reward(
     models: Models, batch: MicroBatch, loss: RewardLoss, total: Totals
 ) -> tuple[Tensor, Share]:
     """The pairwise loss of a reward model's scores, a mean over pairs."""
-    scores = forward.last_values(models.policy, batch)
+    scores = forward.last_values(models.policy, batch, packed=models.packed)
     chosen, rejected = scores[0::2], scores[1::2]
     margin = batch.per_row["margin"][0::2].to(scores.device) if loss.margin else None
     terms = reward_model_loss(chosen, rejected, margin=margin)
@@ -52,7 +52,7 @@ def compute_dpo(
 ) -> tuple[Tensor, Share]:
     """DPO, cDPO or IPO on the pairs, a mean over pairs, plus the NLL of the chosen answers."""
     logprobs, balance = forward.response_logprobs_and_balance(
-        models.policy, batch, wanted=loss.aux_coef > 0
+        models.policy, batch, wanted=loss.aux_coef > 0, packed=models.packed
     )
     reference = batch.columns["ref_logprobs"]
     reduce = masked_mean if loss.kind == "ipo" and loss.length == "mean" else masked_sum
@@ -84,7 +84,7 @@ def compute_kto(
 
     Metrics of a class that has no row are left out.
     """
-    logprobs = forward.response_logprobs(models.policy, batch)
+    logprobs = forward.response_logprobs(models.policy, batch, packed=models.packed)
     reference = batch.columns["ref_logprobs"]
     policy_sums, ref_sums = (masked_sum(x, batch.mask, 1) for x in (logprobs, reference))
     desirable = batch.per_row["desirable"].to(logprobs.device) > 0
@@ -118,7 +118,7 @@ def with_baseline(models: Models, batches: Sequence[MicroBatch], loss: KTO) -> S
     """
     policy, reference = [], []
     for batch in (b for b in batches if "mismatched" in b.per_row):
-        logprobs = forward.response_logprobs(models.policy, batch)
+        logprobs = forward.response_logprobs(models.policy, batch, packed=models.packed)
         policy.append(masked_sum(logprobs, batch.mask, 1))
         reference.append(masked_sum(batch.columns["ref_logprobs"], batch.mask, 1))
     baseline = kto_baseline(torch.cat(policy), torch.cat(reference)).cpu()

@@ -21,12 +21,9 @@ def compute_sft(
     models: Models, batch: MicroBatch, loss: SFT, total: Totals
 ) -> tuple[Tensor, Share]:
     """The negative log-likelihood of what is learned, plus the balance of experts."""
-    if loss.packed:
-        logits, balance = forward.response_logits(models.policy, batch, packed=True), None
-    else:
-        logits, balance = forward.response_logits_and_balance(
-            models.policy, batch, wanted=loss.aux_coef > 0
-        )
+    logits, balance = forward.response_logits_and_balance(
+        models.policy, batch, wanted=loss.aux_coef > 0, packed=models.packed
+    )
     tokens = batch.input_ids[:, batch.prompt_width :]
     terms = sft_nll(token_logprobs(logits, tokens), batch.mask)
     value = aggregate(terms, batch.mask, loss.aggregation, totals=total)
@@ -47,9 +44,9 @@ def compute_distillation(
 ) -> tuple[Tensor, Share]:
     """The teacher's distributions mixed with the tokens themselves, a mean over tokens."""
     assert models.teacher is not None
-    logits = forward.response_logits(models.policy, batch)
+    logits = forward.response_logits(models.policy, batch, packed=models.packed)
     with torch.no_grad():
-        taught = forward.response_logits(models.teacher, batch)
+        taught = forward.response_logits(models.teacher, batch, packed=models.packed)
     if taught.shape[-1] != logits.shape[-1]:
         raise StepError(
             f"the teacher {loss.teacher!r} has {taught.shape[-1]} tokens, the student "
@@ -70,7 +67,8 @@ def compute_process_reward(
 ) -> tuple[Tensor, Share]:
     """The cross-entropy of good and bad at each placeholder, a mean over placeholders."""
     assert loss.token_ids is not None
-    logits = forward.response_logits(models.policy, batch)[..., list(loss.token_ids)]
+    logits = forward.response_logits(models.policy, batch, packed=models.packed)
+    logits = logits[..., list(loss.token_ids)]
     labels = batch.columns["step_labels"]
     terms = process_reward_loss(logits, labels, batch.mask)
     value = aggregate(terms, batch.mask, totals=total)
