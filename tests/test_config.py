@@ -25,6 +25,7 @@ from nbrl.config import (
     Model,
     Optimizer,
     Overlap,
+    Placement,
     PolicyLoss,
     ProcessReward,
     Recipe,
@@ -42,7 +43,7 @@ from nbrl.errors import ConfigError
 DEFAULTS = [
     KL(), Critic(), Engine(), Lora(), Model(), Optimizer(), PolicyLoss(), Recipe(rewards=len),
     Sampling(), Shaping(), Trainer(), SFT(), RewardLoss(), DPO(), KTO(), Distillation("tiny"),
-    ProcessReward(), Overlap(), HeldOut(None), Store(), Agent(len),
+    ProcessReward(), Overlap(), Placement(), HeldOut(None), Store(), Agent(len),
 ]  # fmt: skip
 
 
@@ -72,6 +73,7 @@ NO_EFFECT = [
     (Sampling(temperature=0.0, top_p=0.9), "no effect with temperature=0"),
     (Sampling(temperature=0.0, top_k=5), "no effect with temperature=0"),
     (Shaping(overlong_penalty=0.5), "no effect without overlong_buffer"),
+    (Trainer(ranks=2), "no effect with kind='local'"),
     (PolicyLoss(norm_length=100), "norm_length has no effect with aggregation='token-mean'"),
     (PolicyLoss(surrogate="cispo", dual_clip=3.0), "dual_clip has no effect"),
     (PolicyLoss(surrogate="reinforce", eps_low=0.1), "eps_low/high have no effect"),
@@ -270,6 +272,7 @@ def test_whatever_stands_in_a_field_is_judged_and_never_crashes_the_judge():
         "Engine.enable_prefix_caching",
         "Engine.enforce_eager",
         "Engine.sleep",
+        "Placement.gpus",
         "Store.samples",
     }
     never = {"dict", "bytes", "class", "array", "object", "set", "nan", "inf", "pair", "empty"}

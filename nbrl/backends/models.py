@@ -8,7 +8,7 @@ from it holds the same module.
 
 import importlib.util
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -114,6 +115,33 @@ def load_policy(model: Model, *, head_seed: int = 0, seed: int = 0) -> LoadedMod
         owner = _load_causal(model, source)
         lora = model.lora
         module = owner if lora is None else with_lora(owner, lora, "CAUSAL_LM", seed)
+    return _with_facts(model, source, owner, module)
+
+
+def load_facts(model: Model) -> LoadedModel:
+    """The language model without its weights, which lie elsewhere: the module is on ``meta``.
+
+    Raises:
+        ConfigError: As :func:`load_policy`, of what can be seen without the weights.
+    """
+    source = find_checkpoint(model)
+    options = _options(model, source)
+    with explained(model, source):
+        config = AutoConfig.from_pretrained(source.place, **options)
+        with torch.device("meta"):
+            bare = AutoModelForCausalLM.from_config(config, dtype=TORCH_DTYPES[model.dtype])
+        # A checkpoint without this file has its end tokens in the config.
+        with suppress(OSError):
+            bare.generation_config = GenerationConfig.from_pretrained(
+                source.place, revision=model.revision or "main"
+            )
+    return _with_facts(model, source, bare, bare)
+
+
+def _with_facts(
+    model: Model, source: Source, owner: PreTrainedModel, module: nn.Module
+) -> LoadedModel:
+    """The module with its tokenizer, and what the model that it is made around says of itself."""
     with explained(model, source):
         tokenizer = AutoTokenizer.from_pretrained(source.place, **_options(model, source))
     size = vocabulary_size(owner)

@@ -19,6 +19,7 @@ from nbrl.config.objectives import (
     wants_reference_logprobs,
 )
 from nbrl.config.overlap import Overlap
+from nbrl.config.placement import Placement, placement_problems
 from nbrl.config.rules import is_whole, kind_problems, shown, whole_problems
 from nbrl.config.settings import (
     ESTIMATOR_ALIASES,
@@ -57,6 +58,7 @@ __all__ = [
     "Objective",
     "Optimizer",
     "Overlap",
+    "Placement",
     "PolicyLoss",
     "ProcessReward",
     "Recipe",
@@ -70,6 +72,7 @@ __all__ = [
     "is_whole",
     "kind_problems",
     "kl_problems",
+    "placement_problems",
     "shown",
     "to_spec",
     "wants_reference",

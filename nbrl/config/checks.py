@@ -11,6 +11,7 @@ from typing import Any
 from nbrl.config.agents import Agent, agent_problems
 from nbrl.config.objective_checks import OBJECTIVE_CHECKS
 from nbrl.config.overlap import Overlap, overlap_problems
+from nbrl.config.placement import Placement, placement_checks
 from nbrl.config.rules import (
     among,
     bounded,
@@ -71,7 +72,14 @@ VLLM_ONLY = (
     "dtype",
     "sleep",
 )
-TRAINERS = ("local",)
+TRAINERS = ("local", "deepspeed")
+ZERO_STAGES = (0, 1, 2, 3)
+LOCAL_ONLY = {
+    "critic": "trains no critic",
+    "ema_decay": "keeps no average",
+    "packed": "pads its rows",
+}
+"""The fields of ``Trainer`` that ranks do not take, and why."""
 
 Check = Callable[[Any], Iterator[str]]
 
@@ -221,6 +229,17 @@ def _trainer(c: Trainer) -> Iterator[str]:
         yield from bounded("Trainer.ema_decay", decay, 0.0, 1.0, open_low=True, open_high=True)
     yield from _nested("Trainer.optimizer", c.optimizer, Optimizer, optional=False)
     yield from _nested("Trainer.critic", c.critic, Critic)
+    yield from whole("Trainer.ranks", c.ranks, 1)
+    if not is_whole(c.zero_stage) or c.zero_stage not in ZERO_STAGES:
+        yield f"Trainer.zero_stage must be one of {ZERO_STAGES}; got {shown(c.zero_stage)}"
+    if is_among(c.kind, ["local"]) and is_changed(c, "ranks", "zero_stage"):
+        yield (
+            "Trainer.ranks and zero_stage have no effect with kind='local'; drop them, or take "
+            "Trainer('deepspeed', ...)"
+        )
+    for name, said in LOCAL_ONLY.items():
+        if is_among(c.kind, ["deepspeed"]) and is_changed(c, name):
+            yield f"Trainer.{name}: kind='deepspeed' {said}; drop it, or take kind='local'"
 
 
 def _engine(c: Engine) -> Iterator[str]:
@@ -306,6 +325,7 @@ CHECKS: Mapping[type, Check] = {
     Trainer: _trainer,
     Engine: _engine,
     Lora: _lora,
+    Placement: placement_checks,
     Model: _model,
     Recipe: _recipe,
     Overlap: overlap_problems,

@@ -235,7 +235,10 @@ class Critic:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """What learns. ``"local"`` is plain torch in this process.
+    """What learns. ``"local"`` is plain torch in this process, ``"deepspeed"`` ranks of a cluster.
+
+    ``ranks`` and ``zero_stage`` are DeepSpeed's: how many processes, and what is split over them:
+    nothing (0), the optimizer's state (1), gradients too (2), parameters too (3).
 
     ``micro_batch_tokens`` bounds rows x width of one forward pass, or the tokens alone of packed
     rows; smaller ones accumulate gradients and give the same step. With ``packed`` the rows of a
@@ -258,6 +261,8 @@ class Trainer:
     packed: bool = False
     frozen: tuple[str, ...] = ()
     ema_decay: float | None = None
+    ranks: int = 1
+    zero_stage: int = 2
 
     def __post_init__(self) -> None:
         make_plain(self)

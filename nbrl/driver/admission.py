@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from nbrl.backends.checkpoints import checkpoint_problems
-from nbrl.backends.models import machine_problems
 from nbrl.backends.quantising import quantised
 from nbrl.backends.records import source_problems
 from nbrl.config import (
     Critic,
     Engine,
     Model,
+    Placement,
     Store,
     Trainer,
     check_config,
@@ -23,8 +23,8 @@ from nbrl.config import (
     shown,
     whole_problems,
 )
-from nbrl.config.rules import text
-from nbrl.driver.engines import engine_problems
+from nbrl.config.rules import among, text
+from nbrl.driver.parts import PLACES, is_place, place_problems
 from nbrl.driver.store import RunFolder
 from nbrl.driver.store.mirrors import mirror_problems
 from nbrl.types import Prompts
@@ -45,11 +45,13 @@ def refuse_request(asked: Mapping[str, Any], extra: Sequence[str] = ()) -> None:
     for name, judge in JUDGES.items():
         if name in asked:
             problems += judge(asked[name])
+    problems += place_problems(asked)
     problems += _critic_problems(asked.get("model"), asked.get("trainer"))
     problems += _quantised_problems(asked.get("model"), asked.get("engine"))
     problems += _packing_problems(asked.get("model"), asked.get("trainer"))
-    parts = (asked.get(name) for name in ("model", "engine", "trainer", "store"))
-    settings = [c for c in parts if isinstance(c, Model | Engine | Trainer | Store)]
+    parts = (asked.get(name) for name in ("model", "engine", "trainer", "placement", "store"))
+    kinds = Model | Engine | Trainer | Placement | Store
+    settings = [c for c in parts if isinstance(c, kinds)]
     check_config("connect", *settings, extra=problems)
 
 
@@ -82,14 +84,11 @@ def _model_problems(model: Any) -> Iterator[str]:
         )
     elif not list(text("path", model.path)):
         yield from checkpoint_problems(model)
-        yield from machine_problems(model)
 
 
-def _engine_problems(engine: Any) -> Iterator[str]:
-    if isinstance(engine, Engine):
-        yield from engine_problems(engine)
-    else:
-        yield from kind_problems({"engine": (engine, Engine)})
+def _where_problems(where: Any) -> Iterator[str]:
+    if not is_place(where):
+        yield from among("place", where, PLACES)
 
 
 def _store_problems(store: Any) -> Iterator[str]:
@@ -150,7 +149,9 @@ def _name_problems(name: Any) -> Iterator[str]:
 
 JUDGES: Mapping[str, Callable[[Any], Iterable[str]]] = {
     "model": _model_problems,
-    "engine": _engine_problems,
+    "where": _where_problems,
+    "engine": lambda engine: kind_problems({"engine": (engine, Engine)}),
+    "placement": lambda placed: kind_problems({"placement": (placed, Placement | None)}),
     "trainer": lambda trainer: kind_problems({"trainer": (trainer, Trainer)}),
     "store": _store_problems,
     "prompts": _prompts_problems,

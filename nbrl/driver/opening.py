@@ -3,11 +3,10 @@
 May import ``backends`` and what ``session`` may.
 """
 
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,12 @@ from nbrl.backends.agents.turns import Codec
 from nbrl.backends.arithmetic import arithmetic_source
 from nbrl.backends.datasets import load_prompts
 from nbrl.backends.encoding import Writer, token_ids_of, tokenize_examples
-from nbrl.backends.exporting import export_adapter, export_model
-from nbrl.backends.forward import balances_experts
-from nbrl.backends.freezing import freeze
-from nbrl.backends.models import LoadedModel, load_critic, load_policy, load_reference
-from nbrl.backends.packing import refuse_leaks
 from nbrl.backends.sources import PromptSource, prompts_source
-from nbrl.backends.trainers.local import LocalTrainer
-from nbrl.config import Engine, Model, Store, Trainer, to_spec
+from nbrl.config import Placement, to_spec
+from nbrl.driver import running
 from nbrl.driver.admission import refuse_request
 from nbrl.driver.checkpointing import restore
-from nbrl.driver.engines import ENGINES
+from nbrl.driver.parts import Parts, Settings, is_cluster, open_parts
 from nbrl.driver.progress import Progress
 from nbrl.driver.runtime import ExampleTools, Runtime
 from nbrl.driver.seeds import derive
@@ -38,22 +32,6 @@ from nbrl.driver.store.environment import versions
 from nbrl.driver.store.recording import Recorder
 from nbrl.protocols import Sink
 from nbrl.types import Examples, Prompts
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """What a session is opened with; :func:`nbrl.connect` says what each means."""
-
-    model: Model
-    engine: Engine
-    trainer: Trainer
-    prompts: str | Prompts
-    seed: int
-    run_dir: str | os.PathLike | None
-    name: str | None
-    store: Store = field(default_factory=Store)
-    prompts_seed: int | None = None
-    """Of the order of the prompts, where it is not that of ``seed``: a fork keeps its parent's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +57,7 @@ def open_session(
     *,
     extra: Sequence[str] = (),
 ) -> Session:
-    """A session in this process: engine and trainer, and what goes from one to the other.
+    """A session: engine and trainer, here or on a cluster, and what goes from one to the other.
 
     Args:
         settings: Judged first, all of them; nothing is loaded or made where one is wrong.
@@ -91,65 +69,93 @@ def open_session(
         ConfigError: Settings that cannot work, all listed; a model or prompts that are not there.
         StoreError: The run folder cannot be made or written; a checkpoint cannot be loaded.
     """
+    again = None if extra or start else running.find(settings)
+    if again is not None:
+        return again
     asked = {f.name: getattr(settings, f.name) for f in fields(settings)}
     if start is not None:
         # Its folder was found with the checkpoint, or is made beside it.
         del asked["run_dir"]
     refuse_request(asked, extra)
-    model, trainer, seed = settings.model, settings.trainer, int(settings.seed)
-    order = seed if settings.prompts_seed is None else settings.prompts_seed
+    settings = replace(settings, seed=int(settings.seed))
+    order = settings.seed if settings.prompts_seed is None else settings.prompts_seed
     source = _open_source(settings.prompts, order)
-    policy = load_policy(model, head_seed=derive(seed, "head"), seed=derive(seed, "adapter"))
-    name = policy.name if settings.name is None else settings.name
-    spec = {
-        "name": name,
+    progress = Progress(make_sink)
+    parts = open_parts(settings, progress)
+    spec = _spec(settings, source, order, start)
+    try:
+        runtime = _wired(settings, parts, spec, source=source, progress=progress, start=start)
+    except BaseException:
+        parts.release()
+        raise
+    if start is not None:
+        _begin_at(runtime, start)
+    runtime.recorder.describe_environment()
+    session = Session(runtime)
+    running.remember(settings, runtime, session)
+    return session
+
+
+def _spec(
+    settings: Settings, source: PromptSource, order: int, start: Start | None
+) -> dict[str, Any]:
+    """What the run folder and every result say of the session."""
+    model = settings.model
+    cluster = {"where": settings.where, "placement": to_spec(settings.placement or Placement())}
+    return {
+        "name": model.path if settings.name is None else settings.name,
         "run": start.checkpoint.manifest["run"] if start and start.in_place else uuid.uuid4().hex,
-        "seed": seed,
+        "seed": settings.seed,
         "model": to_spec(model),
         "engine": to_spec(settings.engine),
-        "trainer": to_spec(trainer),
+        "trainer": to_spec(settings.trainer),
+        **(cluster if is_cluster(settings.where) else {}),
         "prompts": _prompts_spec(settings.prompts, source, order),
         "store": to_spec(settings.store),
         "versions": versions(),
         "parent": None if start is None else _parent(start),
     }
-    if trainer.packed:
-        refuse_leaks(policy.module)
-    freeze(policy.module, trainer.frozen)
-    local = _trainer(policy, settings)
-    kind = settings.engine.kind if model.head == "lm" else "idle"
-    engine = ENGINES[kind](policy, model, settings.engine, local)
-    recorder = _recorder(settings, Path(name).name, spec, start)
-    runtime = Runtime(
-        name=name,
+
+
+def _wired(
+    settings: Settings,
+    parts: Parts,
+    spec: dict[str, Any],
+    *,
+    source: PromptSource,
+    progress: Progress,
+    start: Start | None,
+) -> Runtime:
+    """The runtime around the parts, with its run folder made."""
+    tokenizer, trainer = parts.policy.tokenizer, settings.trainer
+    recorder = _recorder(settings, Path(spec["name"]).name, spec, start)
+    return Runtime(
+        name=spec["name"],
         run_id=spec["run"],
-        seed=seed,
+        seed=settings.seed,
         spec=spec,
-        engine=engine.engine,
-        trainer=local,
-        weights_to_send=engine.weights_to_send,
+        engine=parts.engine,
+        trainer=parts.trainer,
+        weights_to_send=parts.weights_to_send,
         prompts=settings.prompts,
         source=source,
-        encode=lambda prompts: chat.encode_prompts(prompts, policy.tokenizer),
-        decode=lambda ids: chat.decode(policy.tokenizer, ids),
+        encode=lambda prompts: chat.encode_prompts(prompts, tokenizer),
+        decode=lambda ids: chat.decode(tokenizer, ids),
         codec=Codec(
-            beginning=partial(chat.beginning_ids, policy.tokenizer),
-            inside=partial(chat.inside_ids, policy.tokenizer),
-            text=partial(chat.whole_text, policy.tokenizer),
+            beginning=partial(chat.beginning_ids, tokenizer),
+            inside=partial(chat.inside_ids, tokenizer),
+            text=partial(chat.whole_text, tokenizer),
         ),
         has_critic=trainer.critic is not None,
         micro_batch_tokens=trainer.micro_batch_tokens,
-        packs_rows=trainer.packed or model.attention == "varlen",
-        progress=Progress(make_sink),
+        packs_rows=trainer.packed or settings.model.attention == "varlen",
+        progress=progress,
         folder=recorder.folder,
         recorder=recorder,
-        release=engine.release,
-        example_tools=_example_tools(policy, local, model),
+        release=parts.release,
+        rows=parts.rows,
+        example_tools=_example_tools(parts, settings.model.head),
     )
-    if start is not None:
-        _begin_at(runtime, start)
-    recorder.describe_environment()
-    return Session(runtime)
 
 
 def _recorder(
@@ -183,6 +189,34 @@ def _begin_at(runtime: Runtime, start: Start) -> None:
         raise
 
 
+def _example_tools(parts: Parts, head: str) -> ExampleTools:
+    """What verbs on training data need of the model and its tokenizer."""
+    policy = parts.policy
+    # a text gets the tokenizer's own end, where the model has several
+    own = policy.tokenizer.eos_token_id
+    eos_ids = tuple(sorted(policy.eos_ids, key=lambda token: token != own))
+
+    def tokenize(
+        examples: Examples, max_length: int | None, turns: str, placeholder: str
+    ) -> Examples:
+        writer = Writer(
+            tokenizer=policy.tokenizer,
+            eos_ids=eos_ids,
+            max_length=max_length or policy.context_length,
+            turns=turns,
+            placeholder=placeholder,
+        )
+        return tokenize_examples(examples, writer)
+
+    return ExampleTools(
+        tokenize=tokenize,
+        token_ids=lambda text: token_ids_of(policy.tokenizer, text),
+        export=parts.export,
+        head=head,
+        balances=parts.balances,
+    )
+
+
 def _parent(start: Start) -> dict[str, Any]:
     """What a fork remembers of where it comes from."""
     manifest = start.checkpoint.manifest
@@ -203,67 +237,6 @@ def _prompts_spec(given: str | Prompts, source: PromptSource, seed: int) -> dict
         "source": named,
         "seed": seed,
     }
-
-
-def _example_tools(policy: LoadedModel, trainer: LocalTrainer, model: Model) -> ExampleTools:
-    """What verbs on training data need of the model and its tokenizer."""
-    # a text gets the tokenizer's own end, where the model has several
-    own = policy.tokenizer.eos_token_id
-    eos_ids = tuple(sorted(policy.eos_ids, key=lambda token: token != own))
-
-    def tokenize(
-        examples: Examples, max_length: int | None, turns: str, placeholder: str
-    ) -> Examples:
-        writer = Writer(
-            tokenizer=policy.tokenizer,
-            eos_ids=eos_ids,
-            max_length=max_length or policy.context_length,
-            turns=turns,
-            placeholder=placeholder,
-        )
-        return tokenize_examples(examples, writer)
-
-    def export(path: Path, adapter: bool, scale: Mapping[str, Any] | None) -> None:
-        if adapter:
-            export_adapter(policy, path)
-        else:
-            export_model(policy, trainer.weights(), path, scale=scale)
-
-    return ExampleTools(
-        tokenize=tokenize,
-        token_ids=lambda text: token_ids_of(policy.tokenizer, text),
-        export=export,
-        head=model.head,
-        balances=model.head == "lm" and balances_experts(policy.module),
-    )
-
-
-def _trainer(policy: LoadedModel, settings: Settings) -> LocalTrainer:
-    """The trainer of the policy, with a critic where one is asked for."""
-    model, trainer, seed = settings.model, settings.trainer, settings.seed
-    asked, critic = trainer.critic, None
-    if asked is not None:
-        critic = load_critic(model, asked.path, seed=derive(seed, "critic"))
-    return LocalTrainer(
-        policy.module,
-        optimizer=trainer.optimizer,
-        critic=critic,
-        critic_optimizer=None if asked is None else asked.optimizer,
-        reference=None if model.lora is not None else lambda: load_reference(model),
-        teacher=lambda path: load_reference(_named(model, path)),
-        critic_warmup=0 if asked is None else asked.warmup_steps,
-        ema_decay=trainer.ema_decay,
-        gradient_checkpointing=trainer.gradient_checkpointing,
-        packed=trainer.packed,
-        seed=derive(seed, "trainer"),
-    )
-
-
-def _named(model: Model, path: str) -> Model:
-    """The model of another name, in the same dtype and with the same attention."""
-    if path == model.path:
-        return model
-    return replace(model, path=path, revision=None, gguf_file=None)
 
 
 def _open_source(prompts: str | Prompts, seed: int) -> PromptSource:

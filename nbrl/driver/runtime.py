@@ -72,6 +72,8 @@ class Runtime:
     """Whether the policy's passes lay rows end to end, so that padding costs nothing."""
     weights_to_send: Callable[[], Iterable[tuple[str, Tensor]]]
     """What the engine must be given after a step; nothing where it shares the trainer's weights."""
+    rows: Callable[[], Mapping[str, Mapping[str, object]]]
+    """What each part has, by name: its place, kind, size and version."""
     progress: Progress
     folder: RunFolder
     recorder: Recorder
@@ -147,6 +149,7 @@ def close(runtime: Runtime) -> None:
             for part in (
                 "engine",
                 "trainer",
+                "rows",
                 "weights_to_send",
                 "encode",
                 "decode",
@@ -191,8 +194,7 @@ def _end(runtime: Runtime, turn: Turn) -> None:
 
 def resident(runtime: Runtime) -> pd.DataFrame:
     """One row a part, one column a property; empty where it does not apply."""
-    parts = {"engine": runtime.engine, "trainer": runtime.trainer}
-    rows = {name: part.describe() for name, part in parts.items()}
+    rows = runtime.rows()
     known = dict.fromkeys(name for row in rows.values() for name in row)
     # Column by column: a frame made of rows turns a count into a float where another has none.
     columns = {name: [row.get(name, "") for row in rows.values()] for name in known}

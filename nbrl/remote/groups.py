@@ -55,9 +55,16 @@ class RemoteEngines:
         self._packed: Any = None
         self._version = self.retries = 0
 
-    def ready(self, tick: Callable[[], None]) -> None:
-        """Wait until all have loaded; engines that share a device are asleep then."""
-        all_of([w.describe.remote() for w in self._workers], tick, asked="start of the engines")
+    def ready(self, advance: Advance) -> None:
+        """Wait until all have loaded; engines that share a device are asleep then.
+
+        Raises:
+            SessionError: One died.
+            ConfigError: The engine refuses the model or the settings.
+        """
+        starts = [worker.started.remote() for worker in self._workers]
+        all_of(starts, lambda: advance(0, 0), asked="start of the engines")
+        advance(len(starts), 0)
         self._rest()
 
     def generate(
@@ -121,15 +128,18 @@ class RemoteEngines:
 
     def describe(self) -> Mapping[str, object]:
         """The first engine's, with how many there are, where, and how often one was restarted."""
-        asked = [worker.describe.remote() for worker in self._workers]
-        told = all_of(asked, lambda: None, asked="describe engines")
-        nodes = ", ".join(sorted({str(row["node"]) for row in told}))
-        more = {"engines": len(told), "node": nodes, "retries": self.retries}
-        return {**told[0], **more, "bytes": sum(int(row["bytes"]) for row in told)}
+        told = self.rows()
+        more = {"engines": len(told), "retries": self.retries}
+        return {**told[0], **more, **_together(told)}
 
-    def workers(self) -> list[Any]:
-        """The actors as they are."""
-        return list(self._workers)
+    def rows(self) -> list[Mapping[str, object]]:
+        """What each engine has, in order.
+
+        Raises:
+            SessionError: One died since the last rollout, which would start it again.
+        """
+        asked = [worker.describe.remote() for worker in self._workers]
+        return all_of(asked, lambda: None, asked="describe engines")
 
     def _restart(self, number: int, restarts: int, error: BaseException) -> None:
         """A new engine in the place of a dead one; its calls wait until it is up."""
@@ -195,11 +205,18 @@ class RemoteTrainer:
 
     def describe(self) -> Mapping[str, object]:
         """Rank 0's, with the nodes of all."""
+        told = self.rows()
+        return {**told[0], **_together(told)}
+
+    def rows(self) -> list[Mapping[str, object]]:
+        """What each rank has, in order.
+
+        Raises:
+            SessionError: One died.
+        """
         self._check()
         refs = [rank.describe.remote() for rank in self._ranks]
-        told = all_of(refs, lambda: None, asked="describe trainer")
-        nodes = ", ".join(sorted({str(row["node"]) for row in told}))
-        return {**told[0], "node": nodes, "bytes": sum(int(row["bytes"]) for row in told)}
+        return all_of(refs, lambda: None, asked="describe trainer")
 
     def _all(self, call: Callable[[Any], Any], advance: Advance, asked: str) -> Any:
         """Rank 0's answer to a call that all make; interrupts and deaths end it on all."""
@@ -247,6 +264,13 @@ def _chunks(
         return [requests] if requests else []
     size = max(1, -(-len(requests) // (2 * engines)))
     return [requests[i : i + size] for i in range(0, len(requests), size)]
+
+
+def _together(rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """Of several workers: their nodes and processes, and the sums of what they hold."""
+    sums = {name: sum(int(row[name]) for row in rows) for name in ("bytes", "memory")}
+    places = {n: ", ".join(sorted({str(row[n]) for row in rows})) for n in ("node", "pid")}
+    return {**sums, **places}
 
 
 def _progress(workers: Sequence[Any]) -> list[tuple[int, int]]:

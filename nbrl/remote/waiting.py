@@ -5,16 +5,18 @@ Imports ray and ``errors``.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from nbrl.errors import SessionError
+from nbrl.errors import NbrlError, SessionError
 
 SLICE_SECONDS = 0.2
 CONTROL_SECONDS = 10.0
 STOP_SECONDS = 60.0
+SETTLE_SECONDS = 2.0
 
 
 def first_done(pending: Sequence[Any], tick: Callable[[], None]) -> list[Any]:
@@ -31,12 +33,14 @@ def value_of(ref: Any) -> Any:
     """What a finished call gave.
 
     Raises:
-        Exception: What the call raised, of its own class and with the remote traceback.
+        Exception: What the call raised; what nbrl did not raise itself has the remote traceback.
         RayActorError: The actor died.
     """
     try:
         return ray.get(ref)
     except RayTaskError as error:
+        if isinstance(error.cause, NbrlError):
+            raise error.cause from None
         raise error.as_instanceof_cause() from None
 
 
@@ -61,6 +65,9 @@ def all_of(
                 value_of(ref)
             except RayActorError as error:
                 raise died(asked, refs.index(ref), error) from error
+            except Exception:
+                _settle(refs)
+                raise
             pending.remove(ref)
         waited = time.monotonic() - start
         if deadline is not None and waited > deadline and pending:
@@ -70,6 +77,14 @@ def all_of(
                 f"s (numbers {late}; the others did). Close the session and connect again."
             )
     return [value_of(ref) for ref in refs]
+
+
+def _settle(refs: Sequence[Any]) -> None:
+    """Take note of what the others raise at the same time, which Ray would print else."""
+    done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=SETTLE_SECONDS)
+    for ref in done:
+        with suppress(Exception):
+            ray.get(ref)
 
 
 def died(asked: str, number: int, error: BaseException) -> SessionError:

@@ -5,6 +5,7 @@ without a copy, and to other nodes once.
 """
 
 import hashlib
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -48,8 +49,10 @@ def unpack(packed: Packed) -> tuple[list[tuple[str, Tensor]], str]:
     weights = []
     for (name, dtype, shape), array in zip(packed.layout, packed.arrays, strict=True):
         kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-        # Ray's arrays are read-only, which torch only warns of; nothing here writes to them.
-        plain = torch.frombuffer(array.data, dtype=torch.uint8) if array.size else None
+        with warnings.catch_warnings():
+            # Ray's arrays are read-only, which torch only warns of; nothing here writes to them.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            plain = torch.frombuffer(array.data, dtype=torch.uint8) if array.size else None
         tensor = torch.empty(0, dtype=kind) if plain is None else plain.view(kind)
         weights.append((name, tensor.view(shape)))
     return weights, _digest(packed.layout, packed.arrays)

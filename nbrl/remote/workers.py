@@ -4,21 +4,25 @@ May import ``backends``, ``protocols``, ``config`` and its neighbour ``weights``
 made into actors by ``cluster``; methods of the group ``control`` answer while work runs.
 """
 
+import os
 import socket
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import ray
 import torch
 
 from nbrl.backends.engines.hf import HFEngine
-from nbrl.backends.engines.vllm import open_vllm
+from nbrl.backends.engines.vllm import VllmEngine, open_vllm
+from nbrl.backends.freezing import freeze
 from nbrl.backends.models import load_policy, load_reference
 from nbrl.backends.trainers.deepspeed import DeepSpeedTrainer
 from nbrl.backends.trainers.joining import Place, join_ranks
 from nbrl.config import Engine, Loss, Model, PolicyLoss, Sampling, Trainer
-from nbrl.errors import RolloutError
+from nbrl.errors import RolloutError, SessionError
 from nbrl.protocols import Generation, GenerationRequest, LossTerms, MicroBatch
 from nbrl.remote.weights import Packed, pack, unpack
 
@@ -51,11 +55,43 @@ class Meter:
         self._stop.set()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankParts:
+    """What a rank is made of, the same on all."""
+
+    model: Model
+    settings: Trainer
+    adapter_seed: int
+    seed: int
+    """Of the adapter's dropout."""
+
+
 class EngineWorker:
     """One rollout engine in a process of its own."""
 
-    def __init__(self, model: Model, settings: Engine) -> None:
-        """Load the model and start the engine."""
+    def __init__(self) -> None:
+        """Nothing is loaded before :meth:`start`."""
+        self._engine: HFEngine | VllmEngine | None = None
+        self._failure: Exception | None = None
+        self._sleeps = False
+        self._meter = Meter()
+
+    def start(self, model: Model, settings: Engine) -> None:
+        """Load the model and start the engine; a failure is told by every later call."""
+        try:
+            self._load(model, settings)
+        except Exception as error:  # noqa: BLE001 -- kept, and raised by the next call
+            self._failure = error
+
+    def started(self) -> None:
+        """Nothing, when :meth:`start` has done its work.
+
+        Raises:
+            Exception: What kept it from that.
+        """
+        assert self._here
+
+    def _load(self, model: Model, settings: Engine) -> None:
         policy = load_policy(model)
         makers = {
             "hf": lambda: HFEngine(policy, max_batch=settings.max_batch),
@@ -63,14 +99,13 @@ class EngineWorker:
         }
         self._engine = makers[settings.kind]()
         self._sleeps = settings.sleep
-        self._meter = Meter()
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: Sampling
     ) -> list[Generation]:
         """The engine's answer; after :meth:`interrupt`, what is finished."""
         self._meter.begin()
-        return self._engine.generate(requests, sampling, self._advance)
+        return self._here.generate(requests, sampling, self._advance)
 
     def load(self, packed: Packed, version: int) -> str:
         """Take over weights; gives back the digest of what arrived.
@@ -84,22 +119,22 @@ class EngineWorker:
                 f"weights of version {version} arrived damaged: digest {digest}, sent as "
                 f"{packed.digest}. The engine still serves the version before; sync again."
             )
-        self._engine.load_weights(weights, version)
+        self._here.load_weights(weights, version)
         return digest
 
     def sleep(self) -> None:
         """Give memory up, where the settings say so."""
-        if self._sleeps and not isinstance(self._engine, HFEngine):
+        if self._sleeps and isinstance(self._engine, VllmEngine):
             self._engine.sleep()
 
     def wake(self) -> None:
         """Be ready to generate."""
-        if self._sleeps and not isinstance(self._engine, HFEngine):
+        if self._sleeps and isinstance(self._engine, VllmEngine):
             self._engine.wake()
 
     def describe(self) -> Mapping[str, object]:
         """What is resident, and on which node."""
-        return {**self._engine.describe(), "node": ray.util.get_node_ip_address()}
+        return {**self._here.describe(), **_whereabouts()}
 
     @ray.method(concurrency_group="control")
     def progress(self) -> tuple[int, int]:
@@ -115,9 +150,17 @@ class EngineWorker:
         try:
             self._meter.advance(units, tokens)
         except KeyboardInterrupt:
-            if isinstance(self._engine, HFEngine):
+            if not isinstance(self._engine, VllmEngine):
                 raise
             self._engine.interrupt()
+
+    @property
+    def _here(self) -> HFEngine | VllmEngine:
+        if self._failure is not None:
+            raise self._failure
+        if self._engine is None:
+            raise SessionError("this engine was not started.")
+        return self._engine
 
 
 class RankWorker:
@@ -135,26 +178,19 @@ class RankWorker:
             sock.bind(("", 0))
             return ray.util.get_node_ip_address(), sock.getsockname()[1]
 
-    def start(
-        self,
-        parts: tuple[Model, Trainer, int],
-        world: int,
-        meeting: tuple[str, int],
-        seed: int,
-    ) -> None:
+    def start(self, parts: RankParts, world: int, meeting: tuple[str, int]) -> None:
         """Meet the other ranks, load the policy and split it among them."""
-        (model, settings, zero_stage), (host, port) = parts, meeting
+        model, settings, (host, port) = parts.model, parts.settings, meeting
         join_ranks(Place(rank=self._rank, world=world, host=host, port=port))
-        policy = load_policy(model).module
-        if torch.cuda.is_available():
-            policy = policy.to("cuda")
+        policy = load_policy(model, seed=parts.adapter_seed).module
+        freeze(policy, settings.frozen)
         self._trainer = DeepSpeedTrainer(
             policy,
             optimizer=settings.optimizer,
-            zero_stage=zero_stage,
+            zero_stage=settings.zero_stage,
             reference=None if model.lora is not None else lambda: load_reference(model),
             gradient_checkpointing=settings.gradient_checkpointing,
-            seed=seed,
+            seed=parts.seed,
         )
 
     def annotate(
@@ -194,7 +230,7 @@ class RankWorker:
 
     def describe(self) -> Mapping[str, object]:
         """What is resident, and on which node."""
-        return {**self._here.describe(), "node": ray.util.get_node_ip_address()}
+        return {**self._here.describe(), "rank": self._rank, **_whereabouts()}
 
     @ray.method(concurrency_group="control")
     def progress(self) -> tuple[int, int]:
@@ -210,3 +246,12 @@ class RankWorker:
     def _here(self) -> DeepSpeedTrainer:
         assert self._trainer is not None
         return self._trainer
+
+
+def _whereabouts() -> dict[str, object]:
+    """The node and process of a worker, and the bytes of main memory that it holds."""
+    return {
+        "node": ray.util.get_node_ip_address(),
+        "pid": os.getpid(),
+        "memory": psutil.Process().memory_info().rss,
+    }

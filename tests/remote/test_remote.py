@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from nbrl.config import Engine, Model, Trainer
-from nbrl.config.placement import Placement, Ranks, placement_problems
+from nbrl.config import Critic, Engine, Lora, Model, Placement, Trainer, placement_problems
 from nbrl.errors import ConfigError
+from nbrl.notebook.connect import connect
 
 pytestmark = pytest.mark.ray
 
@@ -36,26 +36,49 @@ def test_packed_weights_arrive_as_they_were_and_damage_is_seen():
 @pytest.mark.parametrize(
     ("placement", "engine", "ranks", "said"),
     [
-        (Placement(colocate="all"), Engine("vllm", sleep=True), Ranks(count=2), "same number"),
-        (Placement(colocate="all"), Engine("vllm"), Ranks(count=1), "sleep=True"),
-        (Placement(), Engine("vllm", sleep=True), Ranks(), "no effect without"),
-        (Placement(colocate="critic_reward"), Engine("vllm"), Ranks(), "no critic"),
+        (Placement(colocate="all"), Engine("vllm", sleep=True), 2, "same number"),
+        (Placement(colocate="all"), Engine("vllm"), 1, "sleep=True"),
+        (Placement(colocate="all"), Engine("vllm", tensor_parallel=2, sleep=True), 1, "beside"),
+        (Placement(), Engine("vllm", sleep=True), 1, "no effect without"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused_and_nothing_is_turned_off(placement, engine, ranks, said):
-    assert said in " ".join(placement_problems(placement, engine, ranks))
+    trainer = Trainer("deepspeed", ranks=ranks)
+    assert said in " ".join(placement_problems(placement, engine, trainer))
 
 
-def test_without_a_connection_the_ways_to_get_one_are_named():
-    from nbrl.remote.cluster import open_cluster
+REFUSED = [
+    ({"trainer": Trainer("local")}, r"Trainer\('local'\) works in one process"),
+    ({"placement": Placement(colocate="critic_reward")}, "Placement.colocate.*actor_ref, all"),
+    ({"model": Model(head="reward")}, "Model.head='reward' is trained in one process"),
+    ({"trainer": Trainer("deepspeed", zero_stage=4)}, "zero_stage must be one of"),
+    ({"trainer": Trainer("deepspeed", critic=Critic())}, "trains no critic"),
+    ({"trainer": Trainer("deepspeed", ema_decay=0.9)}, "keeps no average"),
+    ({"trainer": Trainer("deepspeed", packed=True)}, "pads its rows"),
+    ({"model": Model(attention="varlen")}, "attention='varlen' is trained in one process"),
+    ({"model": Model(lora=Lora(base_bits=4))}, "base_bits=4 is trained in one process"),
+    ({"model": Model(device="cpu")}, "devices of a cluster are given out by Ray"),
+    ({"engine": Engine("vllm", sleep=True)}, "no effect without Placement"),
+    ({"resume": "nowhere"}, "resume goes on in this process, not at 'ray'"),
+]
 
-    with pytest.raises(ConfigError, match=r"ray\.init.*'auto'"):
-        open_cluster(
-            "ray",
-            model=Model("tiny"),
-            engine=Engine("hf"),
-            trainer=Trainer(),
-            ranks=Ranks(),
-            placement=Placement(),
-            seed=0,
-        )
+
+@pytest.mark.parametrize(("asked", "said"), REFUSED)
+def test_what_cannot_run_on_a_cluster_is_refused_before_one_is_looked_for(asked, said):
+    import ray
+
+    with pytest.raises(ConfigError, match=said):
+        connect("ray", **asked)
+    assert not ray.is_initialized()
+
+
+def test_what_needs_a_cluster_is_refused_in_one_process():
+    asked = {"trainer": Trainer("deepspeed", ranks=2), "placement": Placement()}
+    with pytest.raises(ConfigError, match=r"2 problems[\s\S]*placement has no effect[\s\S]*ray"):
+        connect("local", **asked)
+
+
+@pytest.mark.parametrize("where", ["cluster", "ray://", "Ray"])
+def test_a_place_that_is_none_is_named_with_those_that_are(where):
+    with pytest.raises(ConfigError, match="is unknown; known: local, ray, auto, ray://host:port"):
+        connect(where)
