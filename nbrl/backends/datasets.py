@@ -1,6 +1,7 @@
 """Data to prompts: picks keys, judges rows, gives each an id of its own.
 
-May import ``types``, ``config``, ``errors`` and its neighbours ``records`` and ``sources``.
+May import ``types``, ``config``, ``errors`` and its neighbours ``reading``, ``records`` and
+``sources``.
 """
 
 import datetime
@@ -9,12 +10,13 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from nbrl.backends.reading import template_problems
 from nbrl.backends.records import read_records, report_bad_rows
 from nbrl.backends.sources import prompts_table
-from nbrl.config import check_config, shown
+from nbrl.config import check_config
 from nbrl.config.rules import flag, text, whole
 from nbrl.errors import DataError
 from nbrl.types import Prompts
@@ -54,8 +56,9 @@ def load_prompts(
     row number. All other columns go to ``metadata``, the label's too where it has another name.
 
     Args:
-        source: ``arithmetic``, ``reasoning-gym:<task>``, a ``.jsonl``, ``.json``, ``.csv`` or
-            ``.parquet`` file, a folder, or a data set's name on the hub.
+        source: ``arithmetic``, ``reasoning-gym:<task>``, a ``.jsonl``, ``.json``, ``.csv``,
+            ``.parquet`` or ``.arrow`` file, a folder, or a data set's name on the hub, where behind
+            an ``@`` may stand its configuration or a folder in it, as in ``openai/gsm8k@main``.
         input_key: The key of the prompt, a text or a list of messages; by default the first of
             ``input, prompt, question, messages`` that the data has.
         label_key: The key of the label, which each row must then have; by default ``label`` where
@@ -81,7 +84,8 @@ def load_prompts(
         *text("source", source),
         *text("split", split),
         *(p for name, key in optional.items() if key is not None for p in text(name, key)),
-        *_rendering_problems(input_template, apply_chat_template),
+        *flag("apply_chat_template", apply_chat_template),
+        *template_problems(input_template, apply_chat_template),
         *(() if max_samples is None else whole("max_samples", max_samples, 1)),
     ]
     check_config("load_prompts", extra=problems)
@@ -109,16 +113,6 @@ def load_prompts(
         "dropped": bad,
     }
     return Prompts(table=prompts_table(good), spec=spec)
-
-
-def _rendering_problems(template: Any, apply_chat_template: Any) -> Iterator[str]:
-    yield from flag("apply_chat_template", apply_chat_template)
-    if template is None:
-        return
-    if not isinstance(template, str) or template.count("{}") != 1:
-        yield f"input_template needs exactly one '{{}}' for the prompt; got {shown(template)}"
-    if apply_chat_template:
-        yield "input_template and apply_chat_template both render the prompt; pass one of them"
 
 
 def _keys(

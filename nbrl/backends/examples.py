@@ -28,6 +28,7 @@ def load_conversations(  # noqa: PLR0913 - one key a column
     input_key: str | None = None,
     output_key: str | None = None,
     apply_chat_template: bool = False,
+    input_template: str | None = None,
     split: str = "train",
     max_samples: int | None = None,
     seed: int = 0,
@@ -49,6 +50,8 @@ def load_conversations(  # noqa: PLR0913 - one key a column
         output_key: The key of the answer; by default the first of ``output, response, completion,
             answer`` that is there, and none where the input is a list of messages.
         apply_chat_template: Make a prompt and an answer that are texts two messages.
+        input_template: A text with one ``{}`` for a prompt that is text, as in
+            :func:`nbrl.load_prompts`; a row without such a prompt is left out.
         split: Of hub data and folders.
         max_samples: At most so many rows.
         seed: Of the mixture, where probabilities are given.
@@ -64,15 +67,18 @@ def load_conversations(  # noqa: PLR0913 - one key a column
         "input_key": input_key,
         "output_key": output_key,
         "apply_chat_template": apply_chat_template,
+        "input_template": input_template,
     }
     rows = rows_of("load_conversations", source, reading, named)
     found = _present(rows)
     first = input_key or _first(CONVERSATION_KEYS, found, "input_key", source)
-    records = (r.record for r in rows if isinstance(r.record, dict))
-    is_chat = any(isinstance(record.get(first), list) for record in records)
-    guessed = None if is_chat else next((k for k in ANSWER_KEYS if k in found), None)
-    answer = output_key or guessed
-    keys = Keys(prompt=first, first=answer, as_chat=apply_chat_template)
+    keys = Keys(
+        prompt=first,
+        first=output_key or next((k for k in ANSWER_KEYS if k in found), None),
+        as_chat=apply_chat_template,
+        template=input_template,
+        guessed=output_key is None,
+    )
     return _examples("conversations", rows, keys, parsing.conversation, source)
 
 
@@ -84,6 +90,7 @@ def load_pairs(  # noqa: PLR0913 - one key a column
     rejected_key: str = "rejected",
     margin_key: str | None = None,
     apply_chat_template: bool = False,
+    input_template: str | None = None,
     split: str = "train",
     max_samples: int | None = None,
     seed: int = 0,
@@ -103,6 +110,7 @@ def load_pairs(  # noqa: PLR0913 - one key a column
         rejected_key: The key of the other one.
         margin_key: The key of how much better it is; by default ``margin`` where it is there.
         apply_chat_template: Make texts messages.
+        input_template: As in :func:`load_conversations`.
         split: Of hub data and folders.
         max_samples: At most so many rows.
         seed: Of the mixture, where probabilities are given.
@@ -119,6 +127,7 @@ def load_pairs(  # noqa: PLR0913 - one key a column
         "rejected_key": rejected_key,
         "margin_key": margin_key,
         "apply_chat_template": apply_chat_template,
+        "input_template": input_template,
     }
     rows = rows_of("load_pairs", source, reading, named)
     found = _present(rows)
@@ -128,6 +137,7 @@ def load_pairs(  # noqa: PLR0913 - one key a column
         second=rejected_key,
         label=margin_key or ("margin" if "margin" in found else None),
         as_chat=apply_chat_template,
+        template=input_template,
     )
     return _examples("pairs", rows, keys, parsing.pair, source)
 
@@ -139,6 +149,7 @@ def load_labelled(  # noqa: PLR0913 - one key a column
     output_key: str | None = None,
     label_key: str = "label",
     apply_chat_template: bool = False,
+    input_template: str | None = None,
     split: str = "train",
     max_samples: int | None = None,
     seed: int = 0,
@@ -152,6 +163,7 @@ def load_labelled(  # noqa: PLR0913 - one key a column
         output_key: The key of the answer; by default as in :func:`load_conversations`.
         label_key: The key of the label: true, false, 1 or 0.
         apply_chat_template: Make texts messages.
+        input_template: As in :func:`load_conversations`.
         split: Of hub data and folders.
         max_samples: At most so many rows.
         seed: Of the mixture, where probabilities are given.
@@ -167,6 +179,7 @@ def load_labelled(  # noqa: PLR0913 - one key a column
         "output_key": output_key,
         "label_key": label_key,
         "apply_chat_template": apply_chat_template,
+        "input_template": input_template,
     }
     rows = rows_of("load_labelled", source, reading, named)
     found = _present(rows)
@@ -175,6 +188,7 @@ def load_labelled(  # noqa: PLR0913 - one key a column
         first=output_key or _first(ANSWER_KEYS, found, "output_key", source),
         label=label_key,
         as_chat=apply_chat_template,
+        template=input_template,
     )
     return _examples("labelled", rows, keys, parsing.labelled, source)
 
@@ -186,6 +200,7 @@ def load_steps(  # noqa: PLR0913 - one key a column
     steps_key: str = "steps",
     label_key: str = "labels",
     placeholder: str = "\n",
+    input_template: str | None = None,
     split: str = "train",
     max_samples: int | None = None,
     seed: int = 0,
@@ -200,6 +215,7 @@ def load_steps(  # noqa: PLR0913 - one key a column
         label_key: The key of a list of labels, one a step: numbers in [0, 1], booleans, or ``+``
             and ``-``.
         placeholder: What separates the steps of a text.
+        input_template: As in :func:`load_conversations`.
         split: Of hub data and folders.
         max_samples: At most so many rows.
         seed: Of the mixture, where probabilities are given.
@@ -211,6 +227,7 @@ def load_steps(  # noqa: PLR0913 - one key a column
     """
     reading = Reading(split=split, max_samples=max_samples, seed=seed, streaming=streaming)
     named = {"prompt_key": prompt_key, "steps_key": steps_key, "label_key": label_key}
+    named |= {"input_template": input_template}
     rows = rows_of("load_steps", source, reading, named)
     found = _present(rows)
     keys = Keys(
@@ -218,6 +235,7 @@ def load_steps(  # noqa: PLR0913 - one key a column
         first=steps_key,
         label=label_key,
         placeholder=placeholder,
+        template=input_template,
     )
     return _examples("steps", rows, keys, parsing.steps, source)
 

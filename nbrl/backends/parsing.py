@@ -18,7 +18,10 @@ class BadRowError(Exception):
 
 
 class Keys(NamedTuple):
-    """Where a record keeps what an example needs; None where there is no such key."""
+    """Where a record keeps what an example needs; None where there is no such key.
+
+    ``guessed`` says that nobody named the key of the answer: a list of messages then ends with it.
+    """
 
     prompt: str | None = None
     first: str | None = None
@@ -26,13 +29,16 @@ class Keys(NamedTuple):
     label: str | None = None
     as_chat: bool = False
     placeholder: str = "\n"
+    template: str | None = None
+    guessed: bool = False
 
 
 def conversation(record: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
     """The columns of a conversation: messages, prompt and answer, or one text."""
     value = _present(record, keys.prompt)
-    answer = None if keys.first is None else _present(record, keys.first)
-    if answer is None and isinstance(value, str):
+    ends = keys.first is None or (keys.guessed and isinstance(value, list))
+    answer = None if ends else _present(record, keys.first)
+    if answer is None and isinstance(value, str) and keys.template is None:
         return {"prompt": None, "response": _text(value, keys.prompt), "messages": None}
     return _answered(value, answer, keys)
 
@@ -62,6 +68,8 @@ def pair(record: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
         row["prompt"] = said(_messages(prompt, keys.prompt)[-1])
     elif prompt is not None:
         row["prompt"] = _text(prompt, keys.prompt)
+    if keys.template is not None:
+        row["prompt"] = _templated(None if chat else row["prompt"], keys.template)
     return row
 
 
@@ -69,6 +77,8 @@ def steps(record: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
     """The columns of a solution in steps: a text with placeholders or a list, and its labels."""
     value, given = _present(record, keys.first), _present(record, keys.label)
     prompt = None if keys.prompt is None else _text(_present(record, keys.prompt), keys.prompt)
+    if keys.template is not None:
+        prompt = _templated(prompt, keys.template)
     if isinstance(value, str):
         *parts, rest = value.split(keys.placeholder)
         parts += [rest] if rest.strip() else []
@@ -100,7 +110,11 @@ def _answered(value: Any, answer: Any, keys: Keys) -> dict[str, Any]:
     """Prompt and answer as text, or a whole conversation that ends with the answer."""
     if isinstance(value, str) and isinstance(answer, str) and not keys.as_chat:
         prompt, response = _text(value, keys.prompt, empty=True), _text(answer, keys.first)
+        if keys.template is not None:
+            prompt = _templated(prompt, keys.template)
         return {"prompt": prompt, "response": response, "messages": None}
+    if keys.template is not None:
+        _templated(None, keys.template)
     messages = (
         _messages(value, keys.prompt) if answer is None else _after(value, answer, keys.first)
     )
@@ -132,6 +146,12 @@ def _after(prompt: Any, answer: Any, key: str | None) -> list[dict[str, Any]]:
     return whole
 
 
+def _templated(prompt: str | None, template: str) -> str:
+    if prompt is None:
+        raise BadRowError("input_template is for a prompt that is text, and this row has none")
+    return template.replace("{}", prompt)
+
+
 def _messages(value: Any, key: str | None) -> list[dict[str, Any]]:
     """Messages with role and content, copied; keys without a value are left out."""
     found = []
@@ -146,8 +166,17 @@ def _messages(value: Any, key: str | None) -> list[dict[str, Any]]:
             raise BadRowError(
                 f"{key!r} holds a message without role and content: {_shown(message)}"
             )
+        _check_parts(whole["content"], key)
         found.append(whole)
     return found
+
+
+def _check_parts(content: Any, key: str | None) -> None:
+    """Raise where a message holds more than text: the place of a picture alone would mislead."""
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text":
+            raise BadRowError(f"{key!r} holds {kind!r} in a message; examples are texts")
 
 
 def _present(record: Mapping[str, Any], key: str | None) -> Any:

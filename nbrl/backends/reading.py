@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nbrl.backends.records import Record, read_records
-from nbrl.config import check_config
+from nbrl.config import check_config, shown
 from nbrl.config.rules import flag, is_number, text, whole
 from nbrl.errors import DataError
 
@@ -84,10 +84,22 @@ def plain_source(source: Source) -> Any:
     return names or f"{len(source)} rows"
 
 
+def template_problems(template: object, apply_chat_template: object) -> Iterator[str]:
+    """What is wrong with the text around a prompt, if one is asked for."""
+    if template is None:
+        return
+    if not isinstance(template, str) or template.count("{}") != 1:
+        yield f"input_template needs exactly one '{{}}' for the prompt; got {shown(template)}"
+    if apply_chat_template:
+        yield "input_template and apply_chat_template both render the prompt; pass one of them"
+
+
 def _named_problems(named: Mapping[str, object]) -> Iterator[str]:
     for name, value in named.items():
         if name == "apply_chat_template":
             yield from flag(name, value)
+        elif name == "input_template":
+            yield from template_problems(value, named.get("apply_chat_template", False))
         elif value is not None:
             yield from text(name, value)
 

@@ -41,9 +41,10 @@ def read_records(
     """A name for the data, unique to its content or address, and its rows with their numbers.
 
     Args:
-        source: ``arithmetic``, ``reasoning-gym:<task>``, a ``.jsonl``, ``.json``, ``.csv`` or
-            ``.parquet`` file, a folder of such files or one that ``datasets`` saved, or a data
-            set's name on the hub.
+        source: ``arithmetic``, ``reasoning-gym:<task>``, a ``.jsonl``, ``.json``, ``.csv``,
+            ``.parquet`` or ``.arrow`` file, a folder of such files or one that ``datasets`` saved,
+            or a data set's name on the hub; behind an ``@`` the configuration or the folder in it
+            that is meant.
         split: Of hub data and folders; of generated tasks it seeds the generator. In a folder of
             files those with this word in their name, or all where the split is ``train`` and no
             file bears the name of a split.
@@ -76,6 +77,14 @@ def read_records(
     return _through_datasets(str(path) if path.is_dir() else source, split, streaming=streaming)
 
 
+def _parted(source: str) -> tuple[str, str | None]:
+    """The address of a data set, and which part of it is meant: what stands behind an ``@``."""
+    if "@" not in source or Path(source).expanduser().exists():
+        return source, None
+    place, _, part = source.rpartition("@")
+    return place, part
+
+
 def source_problems(source: str) -> list[str]:
     """Why nothing can be read from there, in words, found without reading."""
     path = Path(source).expanduser()
@@ -89,7 +98,10 @@ def source_problems(source: str) -> list[str]:
         return [] if known else [f"{source}: cannot read {ending}; known: {', '.join(READERS)}"]
     if path.suffix in READERS:
         return [f"{source}: there is no such file, looked for at {path.absolute()}"]
-    missing = _not_on_the_hub(source, path)
+    place, part = _parted(source)
+    if part is not None and Path(place).expanduser().is_dir():
+        return []
+    missing = _not_on_the_hub(place, Path(place).expanduser())
     if missing is None:
         return []
     known = ", ".join(READERS)
@@ -215,11 +227,30 @@ def _parquet(path: Path) -> Rows:
         raise DataError(f"{path} is not a Parquet file: {error}.") from error
 
 
+def _arrow(path: Path) -> Rows:
+    """Rows of Arrow's stream form, which ``datasets`` writes, or of its file form."""
+    number = 0
+    try:
+        with pa.memory_map(str(path)) as file:
+            known = file.read(6) == b"ARROW1"
+            file.seek(0)
+            reader = pa.ipc.open_file(file) if known else pa.ipc.open_stream(file)
+            _check_header(path, reader.schema.names)
+            count = reader.num_record_batches if isinstance(reader, pa.RecordBatchFileReader) else 0
+            for batch in map(reader.get_batch, range(count)) if known else reader:
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} is not an Arrow file: {error}.") from error
+
+
 READERS: Mapping[str, Callable[[Path], Rows]] = {
     ".jsonl": _json_lines,
     ".json": _json,
     ".csv": _csv,
     ".parquet": _parquet,
+    ".arrow": _arrow,
 }
 
 
@@ -260,12 +291,21 @@ def _opened(source: str, split: str, *, streaming: bool) -> tuple[str, Any]:
     """What tells the data from others, and the data, whole or as a stream."""
     import datasets
 
-    if not any((Path(source) / name).is_file() for name in SAVED_BY_DATASETS):
+    place, part = _parted(source)
+    if not any((Path(place).expanduser() / name).is_file() for name in SAVED_BY_DATASETS):
+        chosen: dict[str, Any] = {"split": split}
+        if part is not None:
+            named = part in datasets.get_dataset_config_names(place)
+            chosen |= {"name": part} if named else {"data_dir": part}
         if streaming:
             address = hashlib.sha256(source.encode()).hexdigest()
-            return address[:8], datasets.load_dataset(source, split=split, streaming=True)
-        data = datasets.load_dataset(source, split=split)
+            return address[:8], datasets.load_dataset(place, streaming=True, **chosen)
+        data = datasets.load_dataset(place, **chosen)
         return data._fingerprint[:8], data
+    if part is not None:
+        raise ConfigError(
+            f"{source}: a data set that datasets saved has no parts but its splits. Drop '@{part}'."
+        )
     loaded = datasets.load_from_disk(source)
     if isinstance(loaded, datasets.DatasetDict):
         loaded = loaded[split]

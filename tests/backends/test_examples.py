@@ -57,6 +57,18 @@ def test_texts_become_messages_where_a_template_is_wanted():
     assert json.loads(examples[0]["messages"]) == [USER, RIGHT]
 
 
+def test_each_row_has_a_shape_of_its_own():
+    rows = [
+        {"prompt": "7+5=", "response": "12"},
+        {"prompt": [USER, RIGHT], "response": None},
+        {"prompt": [USER, RIGHT], "response": "a label"},
+        {"prompt": "7+5="},
+    ]
+    with pytest.warns(UserWarning, match="1 of 4 rows.*row 4: 'response' is missing"):
+        examples = nbrl.load_conversations(rows)
+    assert columns(examples, "response") == [("12",)] * 3
+
+
 @pytest.mark.parametrize(
     ("row", "chat"),
     [
@@ -77,6 +89,51 @@ def test_pairs_come_in_many_shapes(row, chat):
     else:
         assert pair["chosen_messages"] is None
         assert pair["prompt"] == "7+5="
+
+
+@pytest.mark.parametrize(
+    ("load", "row", "wanted"),
+    [
+        (nbrl.load_conversations, {"prompt": "7+5", "response": "12"}, "User: 7+5\n"),
+        (nbrl.load_pairs, {"prompt": "7+5", "chosen": "12", "rejected": "1"}, "User: 7+5\n"),
+        (nbrl.load_labelled, {"prompt": "7+5", "response": "12", "label": 1}, "User: 7+5\n"),
+        (nbrl.load_steps, {"prompt": "7+5", "steps": ["a"], "labels": [1]}, "User: 7+5\n"),
+    ],
+)
+def test_a_template_stands_around_prompts_as_in_load_prompts(load, row, wanted, tmp_path):
+    template = "User: {}\n"
+    chat = {**row, "prompt": [USER]}
+    with pytest.warns(UserWarning, match="1 of 2 rows"):
+        examples = load([row, chat], input_template=template)
+    assert columns(examples, "prompt") == [(wanted,)]
+    path = write(tmp_path / "a.jsonl", [row])
+    assert columns(nbrl.load_prompts(path, input_template=template), "prompt") == [(wanted,)]
+    with pytest.raises(ConfigError, match=r"exactly one '{}'"):
+        load([row], input_template="User:")
+    lonely = {k: v for k, v in row.items() if k != "prompt"} | {"text": "learn me", "input": None}
+    with pytest.raises(DataError, match="no row is one of"):
+        load([lonely], input_template=template)
+
+
+def test_a_template_and_messages_do_not_go_together():
+    row = {"prompt": "7+5", "response": "12"}
+    with pytest.raises(ConfigError, match="both render the prompt"):
+        nbrl.load_conversations([row], input_template="{}", apply_chat_template=True)
+    with pytest.raises(DataError, match="is for a prompt that is text"):
+        nbrl.load_conversations([{"messages": [USER, RIGHT]}], input_template="a{}")
+    with pytest.raises(DataError, match="is for a prompt that is text"):
+        nbrl.load_conversations([{"text": "to learn whole"}], input_template="a{}")
+    with pytest.raises(DataError, match="is for a prompt that is text"):
+        nbrl.load_pairs([{"chosen": "a", "rejected": "b"}], input_template="a{}")
+
+
+def test_a_picture_without_the_picture_is_not_learned_from():
+    parts = [{"type": "image"}, {"type": "text", "text": "how many?"}]
+    shown = {"messages": [{"role": "user", "content": parts}, RIGHT]}
+    told = {"messages": [{"role": "user", "content": parts[1:]}, RIGHT]}
+    with pytest.warns(UserWarning, match=r"row 1: 'messages' holds 'image' in a message"):
+        examples = nbrl.load_conversations([shown, told])
+    assert columns(examples, "prompt") == [("how many?",)]
 
 
 def test_labels_are_true_or_false():

@@ -87,6 +87,53 @@ def test_every_kind_is_streamed_and_mixed(load, row, tmp_path):
     assert prompts_of(load(shares, max_samples=8, seed=4)) != prompts_of(mixed)
 
 
+def test_part_of_a_repository_is_named_behind_an_at(tmp_path):
+    folder = tmp_path / "repository"
+    for part in ("main", "socratic", "extra"):
+        (folder / part).mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows(2, part[0])), folder / part / "train.parquet")
+    card = "---\nconfigs:\n- config_name: main\n  data_files: main/*\n- config_name: socratic\n"
+    (folder / "README.md").write_text(f"{card}  data_files: socratic/*\n---\n")
+    with pytest.raises(DataError, match=r"(?i)config name is missing"):
+        nbrl.load_conversations(folder)
+    assert prompts_of(nbrl.load_conversations(f"{folder}@main")) == ["m0", "m1"]
+    stream = nbrl.load_conversations(f"{folder}@socratic", max_samples=1, streaming=True)
+    assert prompts_of(stream) == ["s0"]
+    # two configurations, and a mixture of them
+    shares = {f"{folder}@main": 0.5, f"{folder}@socratic": 0.5}
+    assert {p[0] for p in prompts_of(nbrl.load_conversations(shares))} == {"m", "s"}
+
+
+def test_a_folder_of_a_repository_is_named_behind_an_at(tmp_path):
+    for part in ("main", "extra"):
+        (tmp_path / "all" / part).mkdir(parents=True)
+        pq.write_table(
+            pa.Table.from_pylist(rows(2, part[0])), tmp_path / "all" / part / "a.parquet"
+        )
+    assert prompts_of(nbrl.load_conversations(f"{tmp_path}/all@extra")) == ["e0", "e1"]
+    with pytest.raises(DataError, match="datasets cannot load it"):
+        nbrl.load_conversations(f"{tmp_path}/all@neither")
+    datasets.Dataset.from_list(rows(1)).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ConfigError, match="no parts but its splits"):
+        nbrl.load_conversations(f"{tmp_path}/saved@main")
+    with pytest.raises(DataError, match="nowhere"):
+        nbrl.load_conversations(f"{tmp_path}/nowhere@main")
+
+
+def test_arrow_files_are_read_in_both_forms(tmp_path):
+    saved = datasets.Dataset.from_list(rows(5))
+    saved.save_to_disk(tmp_path / "saved")
+    (stream,) = (tmp_path / "saved").glob("*.arrow")
+    table = pa.Table.from_pylist(rows(5))
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=2)
+    for path in (stream, tmp_path / "a.arrow"):
+        assert prompts_of(nbrl.load_conversations(path)) == [f"q{i}" for i in range(5)]
+    (tmp_path / "broken.arrow").write_bytes(b"ARROW1 and no more")
+    with pytest.raises(DataError, match="is not an Arrow file"):
+        nbrl.load_conversations(tmp_path / "broken.arrow")
+
+
 def test_all_that_is_wrong_about_a_reading_is_named_at_once(repository):
     with pytest.raises(ConfigError) as error:
         nbrl.load_pairs({"a": 0.5, "b": 0.2}, max_samples=0, seed=-1, split=" ")
