@@ -4,9 +4,11 @@ May import ``models``, ``quantising``, ``errors`` and torch. The folder appears 
 """
 
 import copy
+import logging
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,7 +62,7 @@ def export_model(
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(fresh.config.pad_token_id)
 
     def write(folder: Path) -> None:
-        with without_progress_bars():
+        with without_progress_bars(), _without_notes():
             fresh.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
@@ -85,10 +87,26 @@ def export_adapter(loaded: LoadedModel, path: Path) -> None:
         )
 
     def write(folder: Path) -> None:
-        cast(Any, module).save_pretrained(folder)
+        with _without_notes():
+            cast(Any, module).save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
 
     _whole(path, write)
+
+
+@contextmanager
+def _without_notes() -> Iterator[None]:
+    """DeepSpeed, which transformers looks for when it saves, says nothing of devices it misses."""
+    told = logging.getLogger("DeepSpeed")
+    told.addFilter(_is_grave)
+    try:
+        yield
+    finally:
+        told.removeFilter(_is_grave)
+
+
+def _is_grave(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.WARNING
 
 
 def _causal(loaded: LoadedModel, state: Mapping[str, Tensor]) -> PreTrainedModel:

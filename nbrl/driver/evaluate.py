@@ -55,17 +55,19 @@ def evaluate(
     judged = sampling if isinstance(sampling, Sampling) else None
     refuse("evaluate", judged, extra=problems, rewards=asked_rewards(rewards, None, given))
     n, threshold = int(n), float(threshold)
-    with averaged_policy(runtime) if averaged else nullcontext():
-        rollouts = rollout(runtime, prompts, n=n, sampling=sampling, branch=EVALUATION)
-    if averaged:
-        own = {"run": f"{runtime.run_id}-averaged", "averaged": True}
-        rollouts = replace(rollouts, spec={**rollouts.spec, **own})
-    if rollouts.spec["interrupted"]:
-        raise RolloutError(
-            f"evaluate was interrupted with {len(rollouts)} of {len(prompts) * n} answers; "
-            "call it again."
-        )
-    scored = score(runtime, rollouts, rewards, combine=None)
+    with runtime.progress.phase("evaluate", len(prompts) * n, "samples") as advance:
+        with averaged_policy(runtime) if averaged else nullcontext():
+            rollouts = rollout(runtime, prompts, n=n, sampling=sampling, branch=EVALUATION)
+        if averaged:
+            own = {"run": f"{runtime.run_id}-averaged", "averaged": True}
+            rollouts = replace(rollouts, spec={**rollouts.spec, **own})
+        if rollouts.spec["interrupted"]:
+            raise RolloutError(
+                f"evaluate was interrupted with {len(rollouts)} of {len(prompts) * n} answers; "
+                "call it again."
+            )
+        scored = score(runtime, rollouts, rewards, combine=None)
+        advance(len(scored), 0)
     counts, passed, means = _per_prompt(scored, threshold)
     if not len(counts):
         raise RolloutError(

@@ -32,7 +32,7 @@ from nbrl.driver.pace import room_problems, tell_pace
 from nbrl.driver.runtime import Runtime
 from nbrl.driver.seeds import derive
 from nbrl.errors import ConfigError, StepError, StoreError
-from nbrl.protocols import Measurer, Restorable, Unloading
+from nbrl.protocols import Advance, Measurer, Restorable, Unloading
 from nbrl.stages.sequences import Sequences, sequences_of
 from nbrl.types import Examples, History, Metric, StepResult
 
@@ -91,22 +91,16 @@ def fit(
     batches = list(_batches(runtime, len(ready), resolved, epochs, batch_size))
     check_config("fit", extra=room_problems(runtime, len(batches)))
     tell_pace(runtime, len(batches))
-    ready = prepared(runtime, ready, resolved)
-    unseen = [] if watched is None else sequences_of(prepared(runtime, watched.data, resolved))
-    plan = _Fit(
-        data=ready,
-        sets=sequences_of(ready),
-        objective=resolved,
-        batches=batches,
-        held_out=watched,
-        unseen=unseen,
-        best=_Best(),
-    )
     first, start = len(runtime.records), runtime.version
-    if wants_reference_logprobs(resolved):
-        _unload(runtime)
+    plan, interrupted = None, False
     try:
-        interrupted = _run(runtime, plan)
+        with runtime.progress.phase("fit", len(batches), "steps") as advance:
+            plan = _plan(runtime, ready, resolved, batches, watched)
+            _run(runtime, plan, advance)
+    except KeyboardInterrupt:
+        if plan is None:
+            raise
+        interrupted = True
     finally:
         if isinstance(resolved, Distillation):
             _unload(runtime)
@@ -119,12 +113,35 @@ def fit(
         "settings": to_spec(resolved),
         "epochs": epochs,
         "batch_size": batch_size,
-        "data": dict(ready.spec),
+        "data": dict(plan.data.spec),
         "version": start,
         "score_scale": runtime.score_scale,
     }
     records = tuple(map(dict, runtime.records[first:]))
     return History(records=records, interrupted=interrupted, spec=spec)
+
+
+def _plan(
+    runtime: Runtime,
+    data: Examples,
+    objective: Objective,
+    batches: list[tuple[int, np.ndarray]],
+    held_out: HeldOut | None,
+) -> _Fit:
+    """All that the steps need, with the log-probs of a reference that is then let go."""
+    ready = prepared(runtime, data, objective)
+    unseen = [] if held_out is None else sequences_of(prepared(runtime, held_out.data, objective))
+    if wants_reference_logprobs(objective):
+        _unload(runtime)
+    return _Fit(
+        data=ready,
+        sets=sequences_of(ready),
+        objective=objective,
+        batches=batches,
+        held_out=held_out,
+        unseen=unseen,
+        best=_Best(),
+    )
 
 
 def _unload(runtime: Runtime) -> None:
@@ -165,29 +182,22 @@ def _cuts(count: int, size: int, objective: Objective) -> list[int]:
     return cuts
 
 
-def _run(runtime: Runtime, plan: _Fit) -> bool:
-    """All steps of the plan; whether Ctrl-C ended them."""
+def _run(runtime: Runtime, plan: _Fit, advance: Advance) -> None:
+    """All steps of the plan."""
     total = len(plan.batches)
     epochs = plan.batches[-1][0] + 1
-    try:
-        with runtime.progress.phase("fit", total, "steps") as advance:
-            for at, (epoch, part) in enumerate(plan.batches, start=1):
-                ends = at == total or plan.batches[at][0] != epoch
-                due = _is_due(plan.held_out, at, ends=ends, last=at == total)
+    for at, (epoch, part) in enumerate(plan.batches, start=1):
+        ends = at == total or plan.batches[at][0] != epoch
+        due = _is_due(plan.held_out, at, ends=ends, last=at == total)
 
-                def look(_: StepResult, at: int = at, due: bool = due) -> Mapping[str, float]:
-                    seen = _look(runtime, plan) if due else {}
-                    return {"epoch": epochs * at / total, **seen}
+        def look(_: StepResult, at: int = at, due: bool = due) -> Mapping[str, float]:
+            seen = _look(runtime, plan) if due else {}
+            return {"epoch": epochs * at / total, **seen}
 
-                course = Course(
-                    objective=plan.objective, sets=plan.sets, advance=_unheard, look=look
-                )
-                result = step(runtime, plan.data, [part], course)
-                runtime.progress.note(_note(result.metrics))
-                advance(1, int(result.metrics["tokens"].value))
-    except KeyboardInterrupt:
-        return True
-    return False
+        course = Course(objective=plan.objective, sets=plan.sets, advance=_unheard, look=look)
+        result = step(runtime, plan.data, [part], course)
+        runtime.progress.note(_note(result.metrics))
+        advance(1, int(result.metrics["tokens"].value))
 
 
 def _unheard(units: int, tokens: int) -> None:
@@ -200,14 +210,16 @@ def _is_due(held_out: HeldOut | None, done: int, *, ends: bool, last: bool) -> b
     return last or (ends if held_out.every is None else done % held_out.every == 0)
 
 
-def measure(runtime: Runtime, sets: list[Sequences], objective: Objective) -> Mapping[str, Metric]:
+def measure(
+    runtime: Runtime, sets: list[Sequences], objective: Objective, what: str = "held out"
+) -> Mapping[str, Metric]:
     """The objective on examples that are not learned from, all of them as one."""
     assert isinstance(runtime.trainer, Measurer)
     units = np.arange(len(sets[0]) // sets[0].unit)
     batches = batches_of(runtime, sets, units)
     with (
         held_interrupts() as held,
-        runtime.progress.phase("held out", sum(len(s) for s in sets), "answers") as advance,
+        runtime.progress.phase(what, len(sets[0]), "answers") as advance,
     ):
         return runtime.trainer.measure(batches, objective, guarded(advance, held.check))
 
@@ -249,7 +261,6 @@ def _put_best_back(runtime: Runtime, best: _Best) -> None:
 
 def _note_scale(runtime: Runtime, plan: _Fit) -> bool:
     """Note the scale of the scores of the training data; whether Ctrl-C came instead."""
-    runtime.score_scale = None
     try:
         runtime.score_scale = scale_of(runtime, plan.data, plan.objective, "training")
     except KeyboardInterrupt:
@@ -266,7 +277,7 @@ def scale_of(runtime: Runtime, pairs: Examples, objective: Objective, role: str)
     Raises:
         StepError: All scores are equal, so that nothing can be divided by their std.
     """
-    found = measure(runtime, sequences_of(pairs), objective)
+    found = measure(runtime, sequences_of(pairs), objective, "scale")
     mean, std = found["score"], found["score_std"]
     if not std.value > 0:
         raise StepError(

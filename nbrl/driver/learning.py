@@ -105,8 +105,10 @@ def train_step(
         seeds = [derive(runtime.seed, "minibatches", runtime.version, e) for e in range(epochs)]
         parts = [p for seed in seeds for p in split_minibatches(len(ready), minibatches, seed)]
     spec = {"minibatches": minibatches, "epochs": epochs}
-    with runtime.progress.phase("train_step", len(ready) * epochs, "examples") as advance:
-        course = Course(objective=resolved, sets=sequences_of(ready), advance=advance, said=spec)
+    sets = sequences_of(ready)
+    # rows that are only compared with are not learned from
+    with runtime.progress.phase("train_step", len(sets[0]) * epochs, "answers") as advance:
+        course = Course(objective=resolved, sets=sets, advance=advance, said=spec)
         result = step(runtime, ready, parts, course)
     runtime.trained[digest] = result.version_before
     return result
@@ -242,6 +244,8 @@ def step(
         held.check()
         terms = runtime.trainer.step(plan, course.objective, guarded(course.advance, held.check))
         before, runtime.version = runtime.version, runtime.version + 1
+        # what was noted was of other weights
+        runtime.score_scale = None
         runtime.engine.load_weights(runtime.weights_to_send(), runtime.version)
         spec = {"loss": to_spec(course.objective), "objective": type(course.objective).__name__}
         result = StepResult(

@@ -168,7 +168,7 @@ class Examples:
         kind = KINDS[self.kind]
         tokens = ", tokenized" if self.is_tokenized else ""
         dropped = len(self.spec.get("dropped", ()))
-        left_out = f", {dropped} rows left out" if dropped else ""
+        left_out = f", {dropped} row{'s' * (dropped > 1)} left out" if dropped else ""
         return (
             f"Examples({len(self)} {kind.one if len(self) == 1 else kind.many}{tokens}{left_out})"
         )

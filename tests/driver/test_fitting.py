@@ -242,6 +242,31 @@ def test_packing_that_cannot_keep_rows_apart_is_refused(tmp_path):
         nbrl.connect(model=nbrl.Model("tiny", attention="eager"), trainer=trainer)
 
 
+class Bars:
+    """A sink that remembers the last state of every bar."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def show(self, bars, final):
+        if final:
+            self.seen |= {bar.name: bar for bar in bars}
+
+
+def test_every_bar_is_full_when_its_work_is_done(session):
+    sink = Bars()
+    session._runtime.progress.make_sink = lambda: sink
+    session.fit(LABELLED[:8], nbrl.KTO(), batch_size=4, held_out=LABELLED[8:])
+    session.train_step(PAIRS[:4], nbrl.DPO())
+    session.evaluate(session.next_prompts(2), lambda response: 1.0, n=2)
+    names = ["fit", "reference", "held out", "train_step", "evaluate", "rollout", "score"]
+    assert set(sink.seen) == set(names)
+    for bar in sink.seen.values():
+        assert (bar.done, bar.outcome) == (bar.total, "done"), bar
+    assert sink.seen["held out"].total == 4
+    assert sink.seen["train_step"].total == 8
+
+
 def test_what_is_no_longer_needed_is_let_go(session):
     held = session._runtime.trainer
     session.fit(PAIRS[:4], nbrl.DPO(), batch_size=4)

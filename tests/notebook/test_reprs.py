@@ -16,6 +16,7 @@ from nbrl.notebook.progress import running_shell
 from nbrl.notebook.reprs import results, samples, summaries, text
 from nbrl.stages.agreement import diff_scores
 from nbrl.types import Evaluation, History, LossComparison, Metric, Probe, RewardCheck, StepResult
+from tests.examples import make_examples, make_tokenized
 from tests.notebook.conftest import HOSTILE, make_prompts, make_rollouts, make_scored
 
 TOKENS = pa.table({"sample_id": ["p0@0#0"]})
@@ -80,7 +81,16 @@ def values(prompts, rollouts, scored, advantaged, session):
         diffed(scored),
         checked(),
         session,
+        examples(),
     ]
+
+
+def examples():
+    """Pairs with tokens, two of them hostile, and a row that was left out."""
+    made = make_tokenized("pairs", 9)
+    chosen = pa.array([HOSTILE] * 2 + ["c"] * 7)
+    left_out = {"dropped": [{"row": 3, "reason": HOSTILE}]}
+    return dataclasses.replace(made.with_columns({"chosen": chosen}), spec=left_out)
 
 
 def compared(batch):
@@ -257,6 +267,22 @@ def test_advantaged_rows_hold_the_mean_over_counted_tokens(advantaged):
     words = page(samples.advantaged_html(advantaged)).words
     at = words.index("p0@0#1")
     assert words[at + 6 : at + 10] == ["0", "0.5", "-1", "yes"]
+
+
+def test_examples_show_their_texts_what_is_learned_and_what_was_left_out():
+    value = examples()
+    words = page(samples.examples_html(value)).words
+    first = value[0]
+    said = [
+        f"{len(first[f'{s}_mask'])} ({sum(first[f'{s}_mask'])})" for s in ("chosen", "rejected")
+    ]
+    at = words.index("e0")
+    assert (words[at + 1], words[at + 3]) == ("p", "r")
+    assert words[at + 5 : at + 7] == said
+    assert words[words.index("left out") + 1 :][:3] == ["row", "reason", "3"]
+    plain = page(samples.examples_html(make_examples("steps", 2))).words
+    assert "left out" not in plain
+    assert plain.count("['s']") == 2
 
 
 def test_history_shows_first_and_last_step(values):

@@ -60,7 +60,7 @@ def test_saved_and_loaded_it_is_the_same(kind, tmp_path):
 def test_what_it_is_stands_in_one_line():
     assert repr(make("pairs", 1)) == "Examples(1 pair)"
     dropped = make("conversations", dropped=[{"row": 2, "reason": "none"}])
-    assert repr(dropped) == "Examples(3 conversations, 1 rows left out)"
+    assert repr(dropped) == "Examples(3 conversations, 1 row left out)"
 
 
 def test_what_is_no_example_is_refused():

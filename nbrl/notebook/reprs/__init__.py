@@ -15,6 +15,7 @@ from nbrl.notebook.reprs import results, samples, scores
 from nbrl.types import (
     Advantaged,
     Evaluation,
+    Examples,
     History,
     LossComparison,
     Probe,
@@ -28,6 +29,7 @@ from nbrl.types import (
 
 HTML: Mapping[type, Callable[[Any], str]] = {
     Prompts: samples.prompts_html,
+    Examples: samples.examples_html,
     Rollouts: samples.rollouts_html,
     Scored: samples.scored_html,
     Advantaged: samples.advantaged_html,

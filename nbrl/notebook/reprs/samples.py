@@ -4,6 +4,7 @@ May import ``types`` and its neighbours.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from nbrl.notebook.reprs import summaries
 from nbrl.notebook.reprs.markup import card, table
 from nbrl.notebook.reprs.summaries import DISTRIBUTION, distribution, floats
-from nbrl.types import SOURCE_POLICY, Advantaged, Prompts, Rollouts, Scored
+from nbrl.types import KINDS, SOURCE_POLICY, Advantaged, Examples, Prompts, Rollouts, Scored
 from nbrl.types.columns import ragged
 
 MOST_SAMPLES = 6
@@ -24,6 +25,28 @@ def prompts_html(value: Prompts) -> str:
     return card(
         repr(value), [_samples(value, ("prompt_id", "prompt", "label"), {})], spec=value.spec
     )
+
+
+def examples_html(value: Examples) -> str:
+    """Some examples, how many of their tokens are learned, and which rows were left out."""
+    names = [n for n in KINDS[value.kind].columns.names if not n.endswith(("messages", "metadata"))]
+    added = {}
+    if value.is_tokenized:
+        for side in value.sides[: 2 if value.kind == "pairs" else 1]:
+            name = f"{side}tokens (learned)"
+            added[name] = partial(_learned, side=side)
+    parts = [_samples(value, (*names, *added), added)]
+    dropped = value.spec.get("dropped", ())
+    if dropped:
+        note = shown(len(dropped[:MOST_SAMPLES]), len(dropped), "rows").split(";")[0]
+        rows = [(row["row"], row["reason"]) for row in dropped[:MOST_SAMPLES]]
+        parts.append(table("left out", ("row", "reason"), rows, note))
+    return card(repr(value), parts, spec={k: v for k, v in value.spec.items() if k != "dropped"})
+
+
+def _learned(record: dict, side: str) -> str:
+    mask = record[f"{side}mask"]
+    return f"{len(mask)} ({sum(mask)})"
 
 
 def rollouts_html(value: Rollouts) -> str:
