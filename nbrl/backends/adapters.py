@@ -23,9 +23,11 @@ def with_lora(module: PreTrainedModel, lora: Lora, task: str, seed: int) -> nn.M
         seed: Of the adapter's first weights.
 
     Raises:
-        ConfigError: A target that the model does not have, or that can carry no adapter.
+        ConfigError: A target that the model does not have, or that can carry no adapter; a rank
+            that none of its matrices has.
     """
     _check_targets(module, lora)
+    _check_rank(module, lora)
     # Only those who use an adapter pay for the import.
     from peft import LoraConfig, get_peft_model
 
@@ -61,6 +63,17 @@ def _check_targets(module: PreTrainedModel, lora: Lora) -> None:
         raise ConfigError(
             f"Lora.target_modules: the model has no module {', '.join(map(repr, missing))}; its "
             f"linear ones are {', '.join(sorted(linear))}. Name some of these, or 'all-linear'."
+        )
+
+
+def _check_rank(module: PreTrainedModel, lora: Lora) -> None:
+    """Raise where no matrix of the model has so high a rank: a slip, not a setting."""
+    matrices = [p for p in module.parameters() if p.ndim == 2]
+    highest = max((min(p.shape) for p in matrices), default=0)
+    if lora.rank > highest:
+        raise ConfigError(
+            f"Lora.rank={lora.rank} exceeds the rank of every matrix of the model, at most "
+            f"{highest}. Pass a rank below that; 8 to 64 are usual."
         )
 
 

@@ -17,8 +17,8 @@ from nbrl.backends.reading import template_problems
 from nbrl.backends.records import read_records, report_bad_rows
 from nbrl.backends.sources import prompts_table
 from nbrl.config import check_config
-from nbrl.config.rules import flag, text, whole
 from nbrl.errors import DataError
+from nbrl.rules import flag, text, whole
 from nbrl.types import Prompts
 
 INPUT_KEYS = ("input", "prompt", "question", "messages")

@@ -37,6 +37,7 @@ from nbrl.backends.quantising import (
 from nbrl.backends.varlen import NAME as VARLEN
 from nbrl.backends.varlen import Ends, layer_problem
 from nbrl.config import Lora, Model, check_config
+from nbrl.config.checks import CHECKS
 from nbrl.errors import ConfigError
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -296,7 +297,9 @@ def device_of(model: Model) -> torch.device:
 
 
 def machine_problems(model: Model) -> Iterator[str]:
-    """What this machine lacks for the model, in words; nothing is loaded."""
+    """What this machine lacks for a model whose settings hold, in words; nothing is loaded."""
+    if list(CHECKS[Model](model)):
+        return
     if isinstance(model.lora, Lora) and importlib.util.find_spec("peft") is None:
         yield (
             "Model(lora=...) needs the package peft, which is not installed; run: "

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nbrl.backends.records import Record, read_records
-from nbrl.config import check_config, shown
-from nbrl.config.rules import flag, is_number, text, whole
+from nbrl.config import check_config
 from nbrl.errors import DataError
+from nbrl.rules import flag, is_number, shown, text, whole
 
 Place = str | os.PathLike
 Source = Place | Sequence[Place] | Sequence[Mapping[str, Any]] | Mapping[str, float]

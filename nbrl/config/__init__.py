@@ -20,7 +20,6 @@ from nbrl.config.objectives import (
 )
 from nbrl.config.overlap import Overlap
 from nbrl.config.placement import Placement, placement_problems
-from nbrl.config.rules import is_whole, kind_problems, shown, whole_problems
 from nbrl.config.settings import (
     ESTIMATOR_ALIASES,
     KL,
@@ -69,13 +68,9 @@ __all__ = [
     "Trainer",
     "check_config",
     "is_changed",
-    "is_whole",
-    "kind_problems",
     "kl_problems",
     "placement_problems",
-    "shown",
     "to_spec",
     "wants_reference",
     "wants_reference_logprobs",
-    "whole_problems",
 ]

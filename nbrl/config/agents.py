@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from nbrl.config.rules import bounded, make_plain, whole
+from nbrl.rules import bounded, make_plain, whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,19 +12,6 @@ from nbrl.config.agents import Agent, agent_problems
 from nbrl.config.objective_checks import OBJECTIVE_CHECKS
 from nbrl.config.overlap import Overlap, overlap_problems
 from nbrl.config.placement import Placement, placement_checks
-from nbrl.config.rules import (
-    among,
-    bounded,
-    flag,
-    interval,
-    is_among,
-    is_number,
-    is_whole,
-    kind_problems,
-    shown,
-    text,
-    whole,
-)
 from nbrl.config.settings import (
     KL,
     Critic,
@@ -46,6 +33,19 @@ from nbrl.functional.logprobs import KL_KINDS
 from nbrl.functional.losses import SURROGATES
 from nbrl.functional.off_policy import CORRECTIONS
 from nbrl.functional.reductions import AGGREGATIONS
+from nbrl.rules import (
+    among,
+    bounded,
+    flag,
+    interval,
+    is_among,
+    is_number,
+    is_whole,
+    kind_problems,
+    shown,
+    text,
+    whole,
+)
 
 SCHEDULES = (
     "constant",

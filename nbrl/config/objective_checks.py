@@ -14,7 +14,8 @@ from nbrl.config.objectives import (
     ProcessReward,
     RewardLoss,
 )
-from nbrl.config.rules import (
+from nbrl.functional.reductions import AGGREGATIONS
+from nbrl.rules import (
     among,
     bounded,
     flag,
@@ -25,7 +26,6 @@ from nbrl.config.rules import (
     text,
     whole,
 )
-from nbrl.functional.reductions import AGGREGATIONS
 
 _WITHOUT_CONSTANT = tuple(name for name in AGGREGATIONS if not name.endswith("-norm"))
 

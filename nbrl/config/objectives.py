@@ -7,8 +7,8 @@ trains on is one of the kinds of :class:`nbrl.Examples`, named in :data:`TRAINS_
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 
-from nbrl.config.rules import make_plain
 from nbrl.config.settings import PolicyLoss
+from nbrl.rules import make_plain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

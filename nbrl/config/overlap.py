@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbrl.config.rules import among, bounded, make_plain, whole
+from nbrl.rules import among, bounded, make_plain, whole
 
 STALE_RULES = ("wait", "drop")
 

@@ -6,8 +6,8 @@ May import ``settings`` and ``rules``.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbrl.config.rules import among, bounded, flag, make_plain
 from nbrl.config.settings import Engine, Trainer
+from nbrl.rules import among, bounded, flag, make_plain
 
 COLOCATIONS = ("actor_ref", "all")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbrl.config.rules import is_number, make_plain
+from nbrl.rules import is_number, make_plain
 
 ESTIMATOR_ALIASES: Mapping[str, str] = {
     "reinforce": "reinforce_pp",

@@ -6,7 +6,7 @@ May import ``rules`` beside it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbrl.config.rules import among, flag, text, whole
+from nbrl.rules import among, flag, text, whole
 
 MIRRORS = ("tensorboard", "wandb", "mlflow", "trackio")
 """Where metrics can be shown beside the run folder."""

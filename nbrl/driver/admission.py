@@ -11,22 +11,12 @@ from typing import Any
 from nbrl.backends.checkpoints import checkpoint_problems
 from nbrl.backends.quantising import quantised
 from nbrl.backends.records import source_problems
-from nbrl.config import (
-    Critic,
-    Engine,
-    Model,
-    Placement,
-    Store,
-    Trainer,
-    check_config,
-    kind_problems,
-    shown,
-    whole_problems,
-)
-from nbrl.config.rules import among, text
+from nbrl.config import Critic, Engine, Model, Placement, Store, Trainer, check_config
 from nbrl.driver.parts import PLACES, is_place, place_problems
 from nbrl.driver.store import RunFolder
 from nbrl.driver.store.mirrors import mirror_problems
+from nbrl.errors import UnknownName
+from nbrl.rules import among, kind_problems, shown, text, whole_problems
 from nbrl.types import Prompts
 
 
@@ -88,7 +78,8 @@ def _model_problems(model: Any) -> Iterator[str]:
 
 def _where_problems(where: Any) -> Iterator[str]:
     if not is_place(where):
-        yield from among("place", where, PLACES)
+        for problem in among("place", where, PLACES):
+            yield UnknownName(f"{problem}. A model is named by model={shown(where)}")
 
 
 def _store_problems(store: Any) -> Iterator[str]:

@@ -6,9 +6,9 @@ May import what ``runtime`` may.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nbrl.config import kind_problems
 from nbrl.driver.runtime import Runtime
 from nbrl.protocols import Averaging
+from nbrl.rules import kind_problems
 
 
 def averaging_problems(runtime: Runtime, averaged: object) -> Iterator[str]:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nbrl.config import Sampling, kind_problems, to_spec, whole_problems
-from nbrl.config.rules import bounded
+from nbrl.config import Sampling, to_spec
 from nbrl.driver.averaging import averaged_policy, averaging_problems
 from nbrl.driver.lineage import session_spec
 from nbrl.driver.rewards import asked_rewards, refuse
@@ -18,6 +17,7 @@ from nbrl.driver.scoring import score
 from nbrl.driver.seeds import derive
 from nbrl.errors import RolloutError
 from nbrl.functional.statistics import bootstrap_interval, pass_at_k
+from nbrl.rules import bounded, kind_problems, whole_problems
 from nbrl.types import Evaluation, Prompts, Scored
 
 

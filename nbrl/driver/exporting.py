@@ -5,11 +5,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from nbrl.backends.interrupts import held_interrupts
-from nbrl.config import RewardLoss, check_config, kind_problems
+from nbrl.config import RewardLoss, check_config
 from nbrl.driver.averaging import averaged_policy, averaging_problems
 from nbrl.driver.fitting import scale_of
 from nbrl.driver.learning import prepared, resolve, tools_of
 from nbrl.driver.runtime import Runtime
+from nbrl.rules import kind_problems
 from nbrl.types import Examples
 
 

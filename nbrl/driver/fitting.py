@@ -20,10 +20,8 @@ from nbrl.config import (
     Objective,
     RewardLoss,
     check_config,
-    kind_problems,
     to_spec,
     wants_reference_logprobs,
-    whole_problems,
 )
 from nbrl.driver.averaging import averaged_policy, keeps_average
 from nbrl.driver.checkpointing import write_metrics
@@ -33,6 +31,7 @@ from nbrl.driver.runtime import Runtime
 from nbrl.driver.seeds import derive
 from nbrl.errors import ConfigError, StepError, StoreError
 from nbrl.protocols import Advance, Measurer, Restorable, Unloading
+from nbrl.rules import kind_problems, whole_problems
 from nbrl.stages.sequences import Sequences, sequences_of
 from nbrl.types import Examples, History, Metric, StepResult
 

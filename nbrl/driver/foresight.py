@@ -6,9 +6,10 @@ found out at its third verb would have sampled for nothing.
 
 from collections.abc import Iterator
 
-from nbrl.config import PolicyLoss, Recipe, Sampling, Shaping, is_changed, is_whole
+from nbrl.config import PolicyLoss, Recipe, Sampling, Shaping, is_changed
 from nbrl.driver.rewards import AskedRewards, asked_rewards
 from nbrl.driver.runtime import Runtime
+from nbrl.rules import is_whole
 from nbrl.stages.advantages import columns_needed, estimator_problems
 from nbrl.stages.shaping import shaping_needs
 from nbrl.types import Prompts

@@ -37,11 +37,7 @@ def check_batch(
             ``again=True`` alone does not accept it.
     """
     if not len(batch):
-        dropped = batch.spec.get("dropped", {})
-        raise StepError(
-            f"train_step: the batch holds no samples (dropped: {dropped}). Roll out more prompts, "
-            "or widen Shaping.reward_range."
-        )
+        raise StepError(f"train_step: the batch holds no samples: {_why_empty(batch)}")
     _check_promised(runtime, batch)
     digest = batch_digest(batch)
     oldest, newest = _versions(batch.scored.rollouts)
@@ -55,6 +51,16 @@ def check_batch(
         )
     _check_staleness(runtime, batch.scored.rollouts, loss, expect_version, (oldest, newest))
     return digest
+
+
+def _why_empty(batch: Advantaged) -> str:
+    dropped = {why: count for why, count in batch.spec.get("dropped", {}).items() if count}
+    if dropped:
+        return f"{dropped} were dropped. Roll out more prompts, or widen Shaping.reward_range."
+    return (
+        "none came from rollout, as when it is interrupted before one is finished. Run the "
+        "rollout cell and those after it again."
+    )
 
 
 def _check_promised(runtime: Runtime, batch: Advantaged) -> None:

@@ -21,10 +21,8 @@ from nbrl.config import (
     ProcessReward,
     RewardLoss,
     check_config,
-    kind_problems,
     to_spec,
     wants_reference_logprobs,
-    whole_problems,
 )
 from nbrl.driver.keeping import keep
 from nbrl.driver.metrics import merge_terms
@@ -32,6 +30,7 @@ from nbrl.driver.runtime import ExampleTools, Runtime, Stopwatch
 from nbrl.driver.seeds import derive
 from nbrl.errors import ConfigError, StepError
 from nbrl.protocols import Advance, LossTerms, MicroBatch
+from nbrl.rules import kind_problems, whole_problems
 from nbrl.stages.batching import split_minibatches
 from nbrl.stages.sequences import (
     REFERENCE,

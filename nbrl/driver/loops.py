@@ -6,8 +6,7 @@ May import what the verbs may.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nbrl.config import Recipe, check_config, kind_problems, shown, to_spec, whole_problems
-from nbrl.config.rules import among
+from nbrl.config import Recipe, check_config, to_spec
 from nbrl.driver.foresight import recipe_problems, rewards_of
 from nbrl.driver.lineage import session_spec
 from nbrl.driver.rewards import refuse
@@ -15,6 +14,7 @@ from nbrl.driver.rollout import next_prompts, rollout
 from nbrl.driver.runtime import Runtime
 from nbrl.driver.scoring import score
 from nbrl.driver.training import compute_advantages, train_step
+from nbrl.rules import among, kind_problems, shown, whole_problems
 from nbrl.types import History, StepResult
 
 

@@ -25,14 +25,14 @@ from nbrl.backends.models import (
 )
 from nbrl.backends.packing import refuse_leaks
 from nbrl.backends.trainers.local import LocalTrainer
-from nbrl.config import Engine, Lora, Model, Placement, Store, Trainer, placement_problems, shown
-from nbrl.config.rules import text
+from nbrl.config import Engine, Lora, Model, Placement, Store, Trainer, placement_problems
 from nbrl.driver.engines import ENGINES, engine_problems
 from nbrl.driver.progress import Progress
 from nbrl.driver.seeds import derive
 from nbrl.errors import ConfigError
 from nbrl.protocols import RolloutEngine
 from nbrl.protocols import Trainer as TrainerProtocol
+from nbrl.rules import shown
 from nbrl.types import Prompts
 
 PLACES = ("local", "ray", "auto", "ray://host:port")
@@ -100,7 +100,7 @@ def place_problems(asked: Mapping[str, Any]) -> Iterator[str]:
     if is_cluster(where):
         yield from _cluster_problems(asked)
         return
-    if isinstance(model, Model) and not list(text("path", model.path)):
+    if isinstance(model, Model):
         yield from machine_problems(model)
     if isinstance(engine, Engine):
         yield from engine_problems(engine)

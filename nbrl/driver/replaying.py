@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nbrl.backends.rewards import RewardFn, RewardServer
-from nbrl.config import shown
+from nbrl.rules import shown
 from nbrl.types import Rollouts
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from nbrl.backends.rewards import Outcome, RewardPool
-from nbrl.config import kind_problems
 from nbrl.driver.replaying import replay_problems
 from nbrl.driver.reward_verdicts import verdicts
 from nbrl.driver.rewards import asked_rewards, refuse
 from nbrl.driver.scoring import Isolation, isolation_problems, reward_rows, said_of
+from nbrl.rules import kind_problems
 from nbrl.types import RewardCheck, Rollouts
 
 FORMS: Mapping[str, Mapping[str, Callable[[str], str]]] = {

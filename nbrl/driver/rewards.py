@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from nbrl.backends.rewards import RewardFn, load_reward
-from nbrl.config import check_config, shown
-from nbrl.config.rules import among, call_problems, is_number
+from nbrl.config import check_config
 from nbrl.errors import ConfigError, RewardError
+from nbrl.rules import among, call_problems, is_number, shown
 from nbrl.types import Prompts
 
 Combine = Callable[[Mapping[str, float]], float]

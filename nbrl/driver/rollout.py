@@ -12,20 +12,13 @@ from nbrl.backends.agents.loading import AgentFactory, load_agent
 from nbrl.backends.agents.traces import Trace, trace_of
 from nbrl.backends.agents.turns import Start, play
 from nbrl.backends.interrupts import held_interrupts
-from nbrl.config import (
-    Agent,
-    Sampling,
-    check_config,
-    kind_problems,
-    shown,
-    to_spec,
-    whole_problems,
-)
+from nbrl.config import Agent, Sampling, check_config, to_spec
 from nbrl.driver.lineage import session_spec
 from nbrl.driver.record import rollout_table
 from nbrl.driver.runtime import Runtime, Stopwatch
 from nbrl.driver.seeds import derive
 from nbrl.protocols import Advance, GenerationRequest
+from nbrl.rules import kind_problems, shown, whole_problems
 from nbrl.types import Prompts, Rollouts
 
 TRAINING, EVALUATION = "sample", "evaluate"

@@ -6,11 +6,12 @@ May import ``parts``, ``runtime``, ``session``, ``backends.sources`` and ``confi
 from typing import Any
 
 from nbrl.backends.sources import fingerprint
-from nbrl.config import Placement, shown, to_spec
+from nbrl.config import Placement, to_spec
 from nbrl.driver.parts import Settings, is_cluster
 from nbrl.driver.runtime import Runtime
 from nbrl.driver.session import Session
 from nbrl.errors import ConfigError
+from nbrl.rules import shown
 from nbrl.types import Prompts
 
 _RUNNING: dict[str, tuple[dict[str, Any], Runtime, Session]] = {}

@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 
 from nbrl.backends.rewards import Outcome, RewardFn, RewardPool, score_samples
-from nbrl.config import kind_problems, to_spec
-from nbrl.config.rules import among, is_number
+from nbrl.config import to_spec
 from nbrl.driver.progress import Progress
 from nbrl.driver.replaying import replay_problems, replayed
 from nbrl.driver.rewards import Combine, asked_rewards, refuse
 from nbrl.driver.runtime import Runtime, Stopwatch
 from nbrl.errors import RewardError
+from nbrl.rules import among, is_number, kind_problems
 from nbrl.types import Rollouts, Scored
 
 ON_ERROR = ("raise", "exclude")

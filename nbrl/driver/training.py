@@ -11,20 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from nbrl.backends.interrupts import guarded, held_interrupts
-from nbrl.config import (
-    KL,
-    PolicyLoss,
-    Shaping,
-    check_config,
-    is_whole,
-    kind_problems,
-    kl_problems,
-    shown,
-    to_spec,
-    wants_reference,
-    whole_problems,
-)
-from nbrl.config.rules import among
+from nbrl.config import KL, PolicyLoss, Shaping, check_config, kl_problems, to_spec, wants_reference
 from nbrl.driver.foresight import loss_needs
 from nbrl.driver.freshness import check_batch, is_current, is_foreign
 from nbrl.driver.keeping import keep
@@ -34,6 +21,7 @@ from nbrl.driver.plan import loss_columns, micro_batches, step_plan, trains_crit
 from nbrl.driver.runtime import Runtime, Stopwatch
 from nbrl.errors import StepError
 from nbrl.protocols import ANNOTATIONS, LossTerms, MicroBatch
+from nbrl.rules import among, is_whole, kind_problems, shown, whole_problems
 from nbrl.stages import advantages as stage
 from nbrl.stages.batching import make_batches, scatter
 from nbrl.types import Advantaged, Probe, Rollouts, Scored, StepResult

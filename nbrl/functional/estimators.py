@@ -1,4 +1,4 @@
-"""Advantage estimators as rows of a few choices; may import torch and errors.
+"""Advantage estimators as rows of a few choices; may import torch, rules and errors.
 
 What happens, in this order, to the scalar reward ``r_i`` of each row and its tokens:
 
@@ -12,18 +12,19 @@ What happens, in this order, to the scalar reward ``r_i`` of each row and its to
 6. the batch is *whitened*.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nbrl.errors import ConfigError, DataError, unknown_name
+from nbrl.errors import ConfigError, DataError, all_problems, unknown_name
 from nbrl.functional.baselines import BASELINES, SCALES, WHITENINGS, Divisor
 from nbrl.functional.credit import MASKED_TOKENS, Walk, generalized_advantages, returns_to_go
 from nbrl.functional.groups import grouped
 from nbrl.functional.reductions import at_least_float32
+from nbrl.rules import among, bounded, is_whole, make_plain, shown
 
 Advantages = tuple[Float[Tensor, "N T"], Float[Tensor, "N T"]]
 EstimatorFn = Callable[..., tuple[Tensor, Tensor]]
@@ -68,8 +69,11 @@ class Estimator:
     masked_tokens: str = "skip"
 
     def __post_init__(self) -> None:
-        _check_names(self)
-        _check_numbers(self)
+        make_plain(self)
+        problems = [*_name_problems(self), *_number_problems(self)]
+        problems = problems or list(_idle_problems(self))
+        if problems:
+            raise all_problems("Estimator", problems)
 
     @property
     def needs_group(self) -> bool:
@@ -82,39 +86,31 @@ class Estimator:
         return self.credit == "gae"
 
 
-def _check_names(row: Estimator) -> None:
-    tables = {
-        "baseline": (row.baseline, BASELINES),
-        "scale": (row.scale, SCALES),
-        "credit": (row.credit, CREDITS),
-        "whiten": (row.whiten, WHITENINGS),
-        "singleton": (row.singleton, SINGLETONS),
-        "masked_tokens": (row.masked_tokens, MASKED_TOKENS),
-    }
-    for field, (given, known) in tables.items():
-        if given not in known:
-            raise unknown_name(f"Estimator.{field}", given, known)
+def _name_problems(row: Estimator) -> Iterator[str]:
+    yield from among("baseline", row.baseline, BASELINES)
+    yield from among("scale", row.scale, SCALES)
+    yield from among("credit", row.credit, CREDITS)
+    yield from among("whiten", row.whiten, WHITENINGS)
+    yield from among("singleton", row.singleton, SINGLETONS)
+    yield from among("masked_tokens", row.masked_tokens, MASKED_TOKENS)
 
 
-def _check_numbers(row: Estimator) -> None:
-    problems = {
-        f"gamma must be in [0, 1]; got {row.gamma!r}": not 0 <= row.gamma <= 1,
-        f"lam must be in [0, 1]; got {row.lam!r}": not 0 <= row.lam <= 1,
-        f"eps must be >= 0; got {row.eps!r}": not row.eps >= 0,
-        f"ddof must be 0 or 1; got {row.ddof!r}": row.ddof not in (0, 1),
-        f"lam={row.lam!r} has no effect with credit 'return'; use credit='gae'": (
-            row.lam != 1 and row.credit == "return"
-        ),
-        f"eps={row.eps!r} has no effect with scale {row.scale!r}; drop it": (
-            row.eps != 0 and row.scale in ("none", "live-share")
-        ),
-        f"ddof={row.ddof!r} has no effect with scale {row.scale!r}; drop it": (
-            row.ddof != 1 and not row.scale.endswith("std")
-        ),
-    }
-    found = [problem for problem, present in problems.items() if present]
-    if found:
-        raise ConfigError(f"Estimator: {'; '.join(found)}.")
+def _number_problems(row: Estimator) -> Iterator[str]:
+    yield from bounded("gamma", row.gamma, 0.0, 1.0)
+    yield from bounded("lam", row.lam, 0.0, 1.0)
+    yield from bounded("eps", row.eps, 0.0)
+    if not is_whole(row.ddof) or row.ddof not in (0, 1):
+        yield f"ddof must be 0 or 1; got {shown(row.ddof)}"
+
+
+def _idle_problems(row: Estimator) -> Iterator[str]:
+    """Choices, each right in itself, that have no effect beside the others."""
+    if row.lam != 1 and row.credit == "return":
+        yield f"lam={row.lam!r} has no effect with credit 'return'; use credit='gae'"
+    if row.eps != 0 and row.scale in ("none", "live-share"):
+        yield f"eps={row.eps!r} has no effect with scale {row.scale!r}; drop it"
+    if row.ddof != 1 and not row.scale.endswith("std"):
+        yield f"ddof={row.ddof!r} has no effect with scale {row.scale!r}; drop it"
 
 
 ESTIMATORS: dict[str, Estimator] = {

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 
 from nbrl.config import Engine, Model, Placement, Store, Trainer
-from nbrl.config.rules import among, is_among
 from nbrl.driver.opening import Settings, open_session
 from nbrl.driver.parts import is_cluster
 from nbrl.driver.progress import Quiet
@@ -16,6 +15,7 @@ from nbrl.driver.resuming import resume as resume_session
 from nbrl.driver.session import Session
 from nbrl.notebook.progress import make_sink
 from nbrl.notebook.reprs import register
+from nbrl.rules import among, is_among
 from nbrl.types import Prompts
 
 SINKS = {"auto": make_sink, "quiet": Quiet}

@@ -158,6 +158,8 @@ def _executed(
             language="python",
             progress_bar=False,
             autosave_cell_every=5,
+            # Of itself a kernel says only that loopback is not encrypted; its messages are signed.
+            extra_arguments=["--IPKernelApp.log_level=ERROR"],
             execution_timeout=None if timeout is None else int(timeout),
         )
     except PapermillExecutionError as raised:

@@ -11,21 +11,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nbrl.config import (
-    ESTIMATOR_ALIASES,
-    KL,
-    Shaping,
-    check_config,
-    kind_problems,
-    shown,
-    to_spec,
-    wants_reference,
-)
-from nbrl.config.rules import among, call_problems
+from nbrl.config import ESTIMATOR_ALIASES, KL, Shaping, check_config, to_spec, wants_reference
 from nbrl.errors import DataError
 from nbrl.functional import groups as g
 from nbrl.functional.estimators import ESTIMATORS, Estimator, EstimatorFn, estimate, named
 from nbrl.functional.logprobs import kl as kl_estimate
+from nbrl.rules import among, call_problems, kind_problems, shown
 from nbrl.stages import shaping as rules
 from nbrl.types import SOURCE_POLICY, Advantaged, Scored, columns
 

@@ -8,10 +8,9 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
-from nbrl.config import kind_problems
-from nbrl.config.rules import is_number
 from nbrl.errors import DataError, all_problems, unknown_name
 from nbrl.functional.agreement import cohens_kappa, kendall, spearman
+from nbrl.rules import is_number, kind_problems
 from nbrl.types import Scored, ScoreDiff
 
 MOST_EXAMPLES, MOST_LOOKED_AT = 12, 400

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nbrl.config import Overlap, check_config, is_whole, whole_problems
+from nbrl.config import Overlap, check_config
 from nbrl.errors import StepError
+from nbrl.rules import is_whole, whole_problems
 from nbrl.stages.messages import (
     Admit,
     Continued,

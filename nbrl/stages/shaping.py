@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nbrl.config import Shaping, is_whole
+from nbrl.config import Shaping
 from nbrl.functional import penalties
+from nbrl.rules import is_whole
 from nbrl.types import SOURCE_POLICY, Rollouts, Scored, columns
 
 GROUP_OF_ONE = "group of one"

@@ -168,6 +168,11 @@ def test_targets_that_an_adapter_would_pass_over_are_named(
         load_policy(Model(random_checkpoint, lora=Lora(rank=2, target_modules=targets)))
 
 
+def test_a_rank_that_no_matrix_has_is_a_slip(random_checkpoint: str):
+    with pytest.raises(ConfigError, match=r"Lora.rank=1000000 exceeds .* at most \d+"):
+        load_policy(Model(random_checkpoint, lora=Lora(rank=10**6)))
+
+
 def test_targets_may_be_names_or_a_pattern(random_checkpoint: str):
     for targets in (("q_proj", "layers.1.mlp.up_proj"), r".*\.(q|v)_proj"):
         adapted = load_policy(Model(random_checkpoint, lora=Lora(rank=2, target_modules=targets)))

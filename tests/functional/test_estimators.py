@@ -452,24 +452,31 @@ def test_requests_that_cannot_work_say_why():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"baseline": "median"}, "baseline 'median'; known: batch-mean"),
-        ({"scale": "mad"}, "scale 'mad'; known: batch-std"),
-        ({"credit": "td"}, "credit 'td'; known: gae, return"),
-        ({"whiten": "yes"}, "whiten 'yes'; known: centre"),
-        ({"singleton": "drop"}, "singleton 'drop'; known: raw"),
-        ({"masked_tokens": "jump"}, "masked_tokens 'jump'; known: reset"),
-        ({"gamma": 1.1}, "gamma must be in"),
-        ({"credit": "gae", "lam": -0.1}, "lam must be in"),
+        ({"baseline": "median"}, "baseline 'median' is unknown; known: none"),
+        ({"scale": "mad"}, "scale 'mad' is unknown; known: none"),
+        ({"credit": "td"}, "credit 'td' is unknown; known: return, gae"),
+        ({"whiten": "yes"}, "whiten 'yes' is unknown; known: none"),
+        ({"singleton": "drop"}, "singleton 'drop' is unknown; known: refuse"),
+        ({"masked_tokens": "jump"}, "masked_tokens 'jump' is unknown; known: skip"),
+        ({"gamma": 1.1}, "gamma must be a number in"),
+        ({"credit": "gae", "lam": -0.1}, "lam must be a number in"),
         ({"lam": 0.9}, "lam=0.9 has no effect"),
         ({"eps": 1e-3}, "eps=0.001 has no effect"),
         ({"ddof": 0}, "ddof=0 has no effect"),
         ({"scale": "group-std", "ddof": 2}, "ddof must be 0 or 1"),
-        ({"scale": "group-std", "eps": -1.0}, "eps must be >= 0"),
+        ({"scale": "group-std", "eps": float("inf")}, "eps must be a number in"),
+        ({"scale": "group-std", "eps": -1.0}, r"eps must be a number in \[0, inf\)"),
     ],
 )
 def test_an_estimator_that_cannot_be_is_refused(changes, said):
     with pytest.raises(ConfigError, match=said):
         Estimator(**changes)
+
+
+def test_all_problems_of_an_estimator_come_in_one_message():
+    with pytest.raises(ConfigError, match="3 problems") as refused:
+        Estimator(baseline="median", gamma=2.0, ddof=7)
+    assert all(name in str(refused.value) for name in ("baseline", "gamma", "ddof"))
 
 
 def test_what_an_estimator_needs_follows_from_its_choices():
