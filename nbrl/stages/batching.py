@@ -101,12 +101,23 @@ def scatter(
     """
     ragged = _ragged(rollouts)
     dtype, arrow_type = _storage(tensors)
+    flat = flat_values(ragged, batches, tensors, dtype)
+    return arrow.ragged_column(flat, ragged.offsets, arrow_type)
+
+
+def flat_values(
+    ragged: Ragged, batches: Sequence[MicroBatch], tensors: Sequence[Tensor], dtype: np.dtype
+) -> np.ndarray:
+    """One value a token of ``ragged``, from one ``[n, T]`` tensor a micro-batch.
+
+    Tokens that are not the policy's, and rows in no micro-batch, hold 0 (or False).
+    """
     out = np.zeros(len(ragged.token_ids), dtype)
     for batch, tensor in zip(batches, tensors, strict=True):
-        inside, at = places(ragged, batch.rows, tensor.shape[1])
+        inside, at = _places(ragged, batch.rows, tensor.shape[1])
         inside &= ragged.policy[at]
-        out[at[inside]] = tensor.detach().numpy().astype(dtype, copy=False)[inside]
-    return arrow.ragged_column(out, ragged.offsets, arrow_type)
+        out[at[inside]] = tensor.detach().cpu().numpy().astype(dtype, copy=False)[inside]
+    return out
 
 
 def split_minibatches(n: int, parts: int, seed: int) -> list[Int[np.ndarray, " m"]]:
@@ -132,6 +143,17 @@ def split_minibatches(n: int, parts: int, seed: int) -> list[Int[np.ndarray, " m
 def _ragged(rollouts: Rollouts) -> Ragged:
     token_ids, offsets = arrow.ragged(rollouts.table.column("token_ids"))
     policy = arrow.ragged(rollouts.table.column("source"))[0] == SOURCE_POLICY
+    return ragged_rows(token_ids, policy, offsets)
+
+
+def ragged_rows(token_ids: np.ndarray, policy: np.ndarray, offsets: np.ndarray) -> Ragged:
+    """Rows whose prompt is what precedes their first policy token.
+
+    Args:
+        token_ids: Of all rows, flat.
+        policy: True on tokens that are sampled, or learned; as long.
+        offsets: Where rows begin, and the end, ``[N + 1]``.
+    """
     lengths = np.diff(offsets)
     at = np.flatnonzero(policy)
     # The first policy token at or after the row's start is the row's own unless it lies beyond it.
@@ -283,7 +305,7 @@ def _take(values: np.ndarray, at: np.ndarray) -> np.ndarray:
     return values[at] if len(values) else np.zeros(at.shape, values.dtype)
 
 
-def places(
+def _places(
     ragged: Ragged, rows: np.ndarray, width: int
 ) -> tuple[Bool[np.ndarray, "n T"], Int[np.ndarray, "n T"]]:
     """Which cells of a ``[n, T]`` tensor are tokens, and where in the flat arrays they are."""

@@ -4,6 +4,7 @@ May import ``batching`` beside it, ``protocols``, ``types`` and ``errors``, and 
 torch.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,14 @@ from torch import Tensor
 
 from nbrl.errors import DataError
 from nbrl.protocols import MicroBatch
-from nbrl.stages.batching import Ragged, full_parts, micro_batch, places, tight_parts
+from nbrl.stages.batching import (
+    Ragged,
+    flat_values,
+    full_parts,
+    micro_batch,
+    ragged_rows,
+    tight_parts,
+)
 from nbrl.types import Examples
 from nbrl.types import columns as arrow
 
@@ -85,13 +93,7 @@ def scatter_rows(
 
     Tokens that are not learned, and rows in no micro-batch, hold 0.
     """
-    ragged = sequences.ragged
-    out = np.zeros(len(ragged.token_ids), np.float32)
-    for batch, tensor in zip(batches, tensors, strict=True):
-        inside, at = places(ragged, batch.rows, tensor.shape[1])
-        inside &= ragged.policy[at]
-        out[at[inside]] = tensor.detach().float().cpu().numpy()[inside]
-    return out
+    return flat_values(sequences.ragged, batches, tensors, np.dtype(np.float32))
 
 
 def side_columns(
@@ -110,36 +112,18 @@ def _batch(sequences: Sequences, rows: np.ndarray) -> MicroBatch:
     ragged = sequences.ragged
     made = micro_batch(ragged, sequences.per_token, ragged.policy, rows, torch.ones(len(rows)))
     per_row = {n: torch.from_numpy(x[rows]) for n, x in sequences.per_row.items()}
-    return MicroBatch(
-        rows=made.rows,
-        input_ids=made.input_ids,
-        attention_mask=made.attention_mask,
-        prompt_width=made.prompt_width,
-        mask=made.mask,
-        temperature=made.temperature,
-        columns=made.columns,
-        per_row=per_row,
-    )
+    return dataclasses.replace(made, per_row=per_row)
 
 
-def _ragged_rows(token_ids: np.ndarray, mask: np.ndarray, offsets: np.ndarray) -> Ragged:
-    """Rows with what precedes the first learned token as their prompt."""
-    lengths = np.diff(offsets)
-    at = np.flatnonzero(mask)
-    first = np.append(at, len(mask))[np.searchsorted(at, offsets[:-1])]
-    prompt = np.minimum(first - offsets[:-1], lengths)
-    if bool((prompt == 0).any()):
-        row = int(np.argmin(prompt))
+def _learned_rows(token_ids: np.ndarray, mask: np.ndarray, offsets: np.ndarray) -> Ragged:
+    """Rows with what precedes the first learned token as their prompt, which all must have."""
+    ragged = ragged_rows(token_ids, mask, offsets)
+    if bool((ragged.prompt == 0).any()):
+        row = int(np.argmin(ragged.prompt))
         raise DataError(
             f"row {row} learns its first token, which nothing predicts. Give it a prompt token."
         )
-    return Ragged(
-        token_ids=token_ids,
-        policy=mask,
-        offsets=offsets,
-        prompt=prompt,
-        response=lengths - prompt,
-    )
+    return ragged
 
 
 def _sides(
@@ -158,7 +142,7 @@ def _sides(
     has_reference = f"{sides[0]}{REFERENCE}" in examples.table.column_names
     per_token = {REFERENCE: interleaved(REFERENCE)[0]} if has_reference else {}
     return Sequences(
-        ragged=_ragged_rows(token_ids, mask, offsets),
+        ragged=_learned_rows(token_ids, mask, offsets),
         unit=unit,
         per_token=per_token,
         per_row={n: np.repeat(x, unit).astype(np.float32) for n, x in per_row.items()},
@@ -187,7 +171,7 @@ def _steps(examples: Examples) -> list[Sequences]:
     # one more place behind each row, and everything but the ids moved on by one
     ends = offsets[1:]
     longer = offsets + np.arange(len(offsets))
-    ragged = _ragged_rows(
+    ragged = _learned_rows(
         np.insert(token_ids, ends, 0), np.insert(mask, offsets[:-1], False), longer
     )
     per_token = {"step_labels": np.insert(labels, offsets[:-1], 0.0)}
