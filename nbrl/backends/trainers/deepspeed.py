@@ -17,23 +17,34 @@ from torch import Tensor, nn
 from nbrl.backends.trainers.objectives import Share, compute, counted, finished, merge, prepare
 from nbrl.backends.trainers.optimizers import make_optimizer, schedule
 from nbrl.backends.trainers.passes import annotated, gather_models, merged_weights, training
+from nbrl.backends.trainers.requests import check_annotations, check_room, with_old_logprobs
 from nbrl.backends.trainers.sharding import Piece, assign, joined
 from nbrl.config import Loss, Optimizer, PolicyLoss
-from nbrl.errors import ConfigError, StepError, unknown_name
+from nbrl.config.checks import ZERO_STAGES
+from nbrl.errors import ConfigError, StepError
 from nbrl.functional.reductions import Totals
-from nbrl.protocols import ANNOTATIONS, Advance, LossTerms, MicroBatch
+from nbrl.protocols import Advance, LossTerms, MicroBatch
 from nbrl.types import Metric
 
-STAGES = (0, 1, 2, 3)
 BUCKET_ELEMENTS = 50_000_000
 """Gradients that are reduced together; DeepSpeed allocates the whole bucket at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Said:
-    """What one rank found in an optimizer step."""
+class _PieceShare:
+    """A share of the step's metrics, and which :class:`Piece` of the work it is of."""
 
-    shares: list[tuple[int, int, bool, Share]]
+    index: int
+    start: int
+    counts: bool
+    share: Share
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RankShares:
+    """What one rank found in an optimizer step, and whether it was told to stop."""
+
+    shares: list[_PieceShare]
     stopped: bool
 
 
@@ -69,8 +80,8 @@ class DeepSpeedTrainer:
         Raises:
             ConfigError: A stage that does not exist.
         """
-        if zero_stage not in STAGES:
-            raise ConfigError(f"zero_stage must be one of {STAGES}; got {zero_stage!r}.")
+        if zero_stage not in ZERO_STAGES:
+            raise ConfigError(f"zero_stage must be one of {ZERO_STAGES}; got {zero_stage!r}.")
         import deepspeed
 
         models = gather_models(policy, None, gradient_checkpointing=gradient_checkpointing)
@@ -104,9 +115,7 @@ class DeepSpeedTrainer:
             UnknownNameError: A column that is not known here.
             StepError: ``values``, which need a critic; ``ref_logprobs`` without a reference.
         """
-        for name in wanted:
-            if name not in ANNOTATIONS:
-                raise unknown_name("token column", name, ANNOTATIONS)
+        check_annotations(wanted)
         if "values" in wanted:
             raise StepError("annotate 'values': the deepspeed trainer holds no critic.")
         self._need_reference(wanted)
@@ -146,12 +155,13 @@ class DeepSpeedTrainer:
             StepError: As in ``LocalTrainer``; the same one on every rank.
         """
         counts = counted(minibatches, [loss])
-        self._check_room(len(minibatches))
+        taken, total = self._schedule.last_epoch, self._settings.total_steps
+        check_room(len(minibatches), taken=taken, total=total)
         undo = self._copy() if len(minibatches) > 1 else None
         terms: list[LossTerms] = []
         updates = self._updates
         try:
-            current = self._with_old_logprobs(minibatches, loss)
+            current = with_old_logprobs(minibatches, loss, self._old_logprobs)
             for batches, total in zip(current, counts, strict=True):
                 place = f"optimizer step {len(terms) + 1} of {len(minibatches)}"
                 told = prepare(self._models, batches, loss)
@@ -205,7 +215,8 @@ class DeepSpeedTrainer:
     ) -> LossTerms:
         """One optimizer step; nothing is written before all ranks know that all is finite."""
         mine = assign(batches, self._world)[self._rank]
-        shares, stopped = [], False
+        found: list[_PieceShare] = []
+        stopped = False
         for at, piece in enumerate(mine):
             seeds = np.random.SeedSequence([self._seed, self._updates, piece.index, piece.start])
             with training(self._models, dropout_seed=int(seeds.generate_state(1)[0])):
@@ -214,21 +225,22 @@ class DeepSpeedTrainer:
                 self._engine.set_gradient_accumulation_boundary(at == len(mine) - 1)
                 scaled = value * (self._world if piece.counts else 0.0)
                 self._engine.backward(scaled, scale_wrt_gas=False)
-            shares.append((piece.index, piece.start, piece.counts, share))
+            found.append(
+                _PieceShare(index=piece.index, start=piece.start, counts=piece.counts, share=share)
+            )
             stopped |= _told_to_stop(advance, piece)
-        told: list[_Said] = self._gathered(_Said(shares=shares, stopped=stopped))
+        told: list[_RankShares] = self._gathered(_RankShares(shares=found, stopped=stopped))
         if any(rank.stopped for rank in told):
             raise KeyboardInterrupt
-        merged = _merged([said for rank in told for said in rank.shares if said[2]], len(batches))
-        metrics = merge(
-            [s for rank in told for _, _, counts, s in rank.shares if counts], total, loss
-        )
+        # Repeats, which fill up a rank with fewer pieces, are in no metric.
+        real = [piece for rank in told for piece in rank.shares if piece.counts]
+        metrics = merge([piece.share for piece in real], total, loss)
         metrics["grad_norm"] = Metric(value=self._gradient_norm())
         metrics["lr"] = Metric(value=self._inner.param_groups[0]["lr"])
         terms = finished([], metrics, place=place)
         self._engine.step()
         self._updates += 1
-        return dataclasses.replace(terms, tokens=merged)
+        return dataclasses.replace(terms, tokens=_merged(real, len(batches)))
 
     def _gradient_norm(self) -> float:
         """The 2-norm of the whole gradient before clipping; every rank gets the same."""
@@ -242,22 +254,10 @@ class DeepSpeedTrainer:
                     square += gradient.double().square().sum().cpu()
         return float(square.sqrt())
 
-    def _with_old_logprobs(
-        self, minibatches: Sequence[Sequence[MicroBatch]], loss: Loss
-    ) -> list[list[MicroBatch]]:
-        """The minibatches; those after the first get the log-probs that the first one changes."""
-        if not isinstance(loss, PolicyLoss):
-            return [list(batches) for batches in minibatches]
-        later = {id(b): b for batches in minibatches[1:] for b in batches}
-        lacking = [b for b in later.values() if "old_logprobs" not in b.columns]
-        if not lacking:
-            return [list(batches) for batches in minibatches]
-        columns = self.annotate(lacking, ["old_logprobs"], lambda units, tokens: None)
-        done = {
-            id(b): dataclasses.replace(b, columns={**b.columns, "old_logprobs": column})
-            for b, column in zip(lacking, columns["old_logprobs"], strict=True)
-        }
-        return [[done.get(id(b), b) for b in batches] for batches in minibatches]
+    def _old_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """The policy's log-probs as it is now, ``[n, T]`` a micro-batch."""
+        wanted = "old_logprobs"
+        return self.annotate(batches, [wanted], lambda units, tokens: None)[wanted]
 
     def _need_reference(self, wanted: Sequence[str]) -> None:
         if "ref_logprobs" not in wanted or self._models.adapted or self._reference is not None:
@@ -267,15 +267,6 @@ class DeepSpeedTrainer:
         device = next(self._raw.parameters()).device
         with torch.random.fork_rng(devices=[]):
             self._reference = self._load_reference().to(device)
-
-    def _check_room(self, updates: int) -> None:
-        total, taken = self._settings.total_steps, self._schedule.last_epoch
-        if total is not None and taken + updates > total:
-            raise StepError(
-                f"{updates} more optimizer steps lie beyond Optimizer.total_steps={total}, of "
-                f"which {taken} are taken. Connect with more total_steps, or with a schedule that "
-                "does not end."
-            )
 
     def _gathered(self, mine: Any) -> list[Any]:
         """What each rank has, by rank."""
@@ -369,15 +360,12 @@ def _told_to_stop(advance: Advance, piece: Piece) -> bool:
     return False
 
 
-def _merged(told: Sequence[tuple[int, int, bool, Share]], count: int) -> list[Mapping[str, Tensor]]:
+def _merged(told: Sequence[_PieceShare], count: int) -> list[Mapping[str, Tensor]]:
     """The token columns of each micro-batch, from those of its pieces in the order of rows."""
-    found: list[list[tuple[int, Share]]] = [[] for _ in range(count)]
-    for index, start, _, share in told:
-        found[index].append((start, share))
+    pieces: list[list[Share]] = [[] for _ in range(count)]
+    for piece in sorted(told, key=lambda piece: piece.start):
+        pieces[piece.index].append(piece.share)
     return [
-        {
-            name: torch.cat([s.tokens[name] for _, s in sorted(rows, key=lambda row: row[0])])
-            for name in rows[0][1].tokens
-        }
-        for rows in found
+        {name: torch.cat([share.tokens[name] for share in shares]) for name in shares[0].tokens}
+        for shares in pieces
     ]

@@ -38,11 +38,12 @@ from nbrl.backends.trainers.passes import (
     training,
 )
 from nbrl.backends.trainers.probing import probe_losses
+from nbrl.backends.trainers.requests import check_annotations, with_old_logprobs
 from nbrl.backends.trainers.sketch import gradient_norm
 from nbrl.config import Distillation, Loss, Optimizer, PolicyLoss
-from nbrl.errors import ConfigError, StepError, unknown_name
+from nbrl.errors import ConfigError, StepError
 from nbrl.functional.reductions import Totals
-from nbrl.protocols import ANNOTATIONS, Advance, LossTerms, MicroBatch
+from nbrl.protocols import Advance, LossTerms, MicroBatch
 from nbrl.types import Metric
 
 
@@ -118,9 +119,7 @@ class LocalTrainer:
             UnknownNameError: A column that is not known here.
             StepError: ``values`` without a critic, ``ref_logprobs`` without a reference.
         """
-        for name in wanted:
-            if name not in ANNOTATIONS:
-                raise unknown_name("token column", name, ANNOTATIONS)
+        check_annotations(wanted)
         check_head(self._models, "lm", f"annotate {list(wanted)}")
         if "values" in wanted and self._models.critic is None:
             raise StepError("annotate 'values': this trainer has no critic. Give it one.")
@@ -181,7 +180,8 @@ class LocalTrainer:
             learner.allocate()
         terms: list[LossTerms] = []
         try:
-            current = self._with_old_logprobs(placed(minibatches, self._device), loss)
+            there = placed(minibatches, self._device)
+            current = with_old_logprobs(there, loss, self._old_logprobs)
             for batches, total in zip(current, counts, strict=True):
                 place = f"optimizer step {len(terms) + 1} of {len(minibatches)}"
                 told = prepare(models, batches, loss)
@@ -366,19 +366,10 @@ class LocalTrainer:
             self._updates += 1
         return terms
 
-    def _with_old_logprobs(
-        self, minibatches: Sequence[Sequence[MicroBatch]], loss: Loss
-    ) -> list[list[MicroBatch]]:
-        """The minibatches; those after the first get the log-probs that the first one changes."""
-        if not isinstance(loss, PolicyLoss):
-            return [list(batches) for batches in minibatches]
-        done: dict[int, MicroBatch] = {}
-        for batch in (b for later in minibatches[1:] for b in later):
-            if "old_logprobs" not in batch.columns and id(batch) not in done:
-                column = annotated(self._models, None, batch, ["old_logprobs"])
-                columns = {**batch.columns, **column}
-                done[id(batch)] = dataclasses.replace(batch, columns=columns)
-        return [[done.get(id(b), b) for b in batches] for batches in minibatches]
+    def _old_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """The policy's log-probs as it is now, ``[n, T]`` a micro-batch, on its device."""
+        wanted = "old_logprobs"
+        return [annotated(self._models, None, batch, [wanted])[wanted] for batch in batches]
 
 
 def _check_same_parameters(saved: Sequence[Mapping[str, Any]], learners: Sequence[Learner]) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import get_scheduler
 
+from nbrl.backends.trainers.requests import check_room
 from nbrl.config import Optimizer
-from nbrl.errors import StepError
 
 
 class Learner:
@@ -51,15 +51,9 @@ class Learner:
         """Raise where so many more updates lie beyond the schedule's end.
 
         Raises:
-            StepError: Some schedules would rise again there, others stay at 0.
+            StepError: They do.
         """
-        taken = self._schedule.last_epoch
-        if self._total_steps is not None and taken + updates > self._total_steps:
-            raise StepError(
-                f"{updates} more optimizer steps lie beyond Optimizer.total_steps="
-                f"{self._total_steps}, of which {taken} are taken. Connect with more total_steps, "
-                "or with a schedule that does not end."
-            )
+        check_room(updates, taken=self.updates, total=self._total_steps)
 
     def collect(self) -> None:
         """Add the gradients of narrow parameters to those of their masters, in float32."""

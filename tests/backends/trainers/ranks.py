@@ -10,10 +10,11 @@ import sys
 
 import torch
 
-from nbrl.backends.trainers.deepspeed import STAGES, DeepSpeedTrainer
+from nbrl.backends.trainers.deepspeed import DeepSpeedTrainer
 from nbrl.backends.trainers.joining import Place, join_ranks
 from nbrl.backends.trainers.local import LocalTrainer
 from nbrl.config import Optimizer, PolicyLoss
+from nbrl.config.checks import ZERO_STAGES
 from nbrl.errors import StepError
 from tests.backends.trainers.small import make_batch, make_policy, split, still
 
@@ -109,7 +110,7 @@ def main(rank, world, port):
             "curve": ten_steps(stage),
             "stopped": stopped_steps(stage),
         }
-        for stage in STAGES
+        for stage in ZERO_STAGES
     }
     sys.stdout.write("\n" + json.dumps(found) + "\n")
 
