@@ -25,7 +25,7 @@ from nbrl.driver.store.recording import KINDS, Recorder
 from nbrl.driver.store.samples import scores_file
 from nbrl.types import Prompts, Rollouts, Scored
 from nbrl.types.columns import ragged_column
-from nbrl.types.samples import PROMPT_COLUMNS
+from nbrl.types.schemas import PROMPT_COLUMNS
 
 
 def scored(step: int, rows: int, tokens: int) -> Scored:

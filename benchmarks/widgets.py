@@ -19,7 +19,7 @@ from nbrl.notebook.views.bundle import javascript
 from nbrl.notebook.views.source import SampleSource
 from nbrl.types import Prompts, Rollouts, Scored
 from nbrl.types.columns import ragged_column
-from nbrl.types.samples import PROMPT_COLUMNS
+from nbrl.types.schemas import PROMPT_COLUMNS
 
 COUNTS = (1_000, 10_000, 100_000)
 GROUP = 8

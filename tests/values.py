@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from nbrl.types import Advantaged, Prompts, Rollouts, Scored
 from nbrl.types.columns import list_column
-from nbrl.types.samples import (
+from nbrl.types.schemas import (
     ADVANTAGED_COLUMNS,
     PROMPT_COLUMNS,
     ROLLOUT_COLUMNS,

@@ -1,12 +1,10 @@
-"""Loads policies, references and critics with their tokenizers; imports torch, transformers, peft.
+"""Loads policies, references and critics with their tokenizers; imports torch and transformers.
 
-May import ``config``, ``errors``, and ``adapters``, ``checkpoints``, ``quantising`` and ``varlen``
-beside it. What
-is loaded is in evaluation mode and on the device that the model names; who trains it or samples
-from it holds the same module.
+May import ``config``, ``errors``, and ``adapters``, ``checkpoints``, ``machine``, ``quantising``
+and ``varlen`` beside it. What is loaded is in evaluation mode and on the device that the model
+names; who trains it or samples from it holds the same module.
 """
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -28,19 +26,12 @@ from transformers.utils import logging as transformers_logging
 
 from nbrl.backends.adapters import with_lora
 from nbrl.backends.checkpoints import Source, explained, find_checkpoint
-from nbrl.backends.quantising import (
-    prepare_layers,
-    quantisation,
-    quantisation_problems,
-    quantised,
-)
+from nbrl.backends.machine import TORCH_DTYPES, device_of, machine_problems
+from nbrl.backends.quantising import prepare_layers, quantisation, quantised
 from nbrl.backends.varlen import NAME as VARLEN
 from nbrl.backends.varlen import Ends, layer_problem
-from nbrl.config import Lora, Model, check_config
-from nbrl.config.checks import CHECKS
+from nbrl.config import Model, check_config
 from nbrl.errors import ConfigError
-
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -287,54 +278,6 @@ def _from_pretrained(kind: Any, model: Model, source: Source) -> PreTrainedModel
         # be trained by others nor saved as an ordinary checkpoint.
         module.hf_quantizer.remove_quantization_config(module)
     return module.to(device_of(model))
-
-
-def device_of(model: Model) -> torch.device:
-    """Where the model belongs: the device that it names, or the GPU where there is one."""
-    if model.device is not None:
-        return torch.device(model.device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def machine_problems(model: Model) -> Iterator[str]:
-    """What this machine lacks for a model whose settings hold, in words; nothing is loaded."""
-    if list(CHECKS[Model](model)):
-        return
-    if isinstance(model.lora, Lora) and importlib.util.find_spec("peft") is None:
-        yield (
-            "Model(lora=...) needs the package peft, which is not installed; run: "
-            "pip install 'nbrl[lora]'"
-        )
-    if quantised(model):
-        yield from quantisation_problems(model)
-    if model.device is not None and model.device != "cpu":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (torch.device(model.device).index or 0) >= count:
-            yield (
-                f"Model({model.path!r}, device={model.device!r}): torch sees {count} GPUs here. "
-                "Use device='cpu', or leave it out"
-            )
-            return
-    if device_of(model).type == "cuda":
-        yield from _gpu_problems(model)
-        return
-    # oneDNN's own answer: torch emulates bfloat16 on any CPU, many times slower than float32.
-    if model.dtype == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        yield (
-            f"Model({model.path!r}, dtype='bfloat16'): this CPU has no bfloat16 arithmetic "
-            f"(capability {torch.backends.cpu.get_cpu_capability()}). Use dtype='float32'"
-        )
-
-
-def _gpu_problems(model: Model) -> Iterator[str]:
-    asked = f"Model({model.path!r}, dtype={model.dtype!r})"
-    if model.dtype == "bfloat16" and not torch.cuda.is_bf16_supported():
-        yield f"{asked}: this GPU has no bfloat16 arithmetic. Use dtype='float32'"
-    if model.dtype != "bfloat16" and model.attention == VARLEN:
-        yield (
-            f"{asked} with attention='varlen': the GPU's kernel for variable lengths takes "
-            "bfloat16 only. Use dtype='bfloat16', or attention='sdpa'"
-        )
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The rows of one source or of several, in the order in which they are learned.
 
-May import ``config``, ``errors`` and its neighbour ``records``; imports datasets where sources are
-mixed by probability.
+May import ``config``, ``rules``, ``errors`` and its neighbours ``formats`` and ``records``; imports
+datasets where sources are mixed by probability.
 """
 
 import hashlib
@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nbrl.backends.records import Record, read_records
+from nbrl.backends.formats import Record
+from nbrl.backends.records import read_records
 from nbrl.config import check_config
 from nbrl.errors import DataError
 from nbrl.rules import flag, is_number, shown, text, whole

@@ -16,7 +16,7 @@ from nbrl.backends.splitmix import GAMMA, mixed
 from nbrl.errors import ConfigError
 from nbrl.types import Prompts
 from nbrl.types.columns import with_columns
-from nbrl.types.samples import PROMPT_COLUMNS
+from nbrl.types.schemas import PROMPT_COLUMNS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -15,13 +15,13 @@ from torch import Tensor
 from nbrl.backends.exporting import export_adapter, export_model
 from nbrl.backends.forward import balances_experts
 from nbrl.backends.freezing import freeze
+from nbrl.backends.machine import machine_problems
 from nbrl.backends.models import (
     LoadedModel,
     load_critic,
     load_facts,
     load_policy,
     load_reference,
-    machine_problems,
 )
 from nbrl.backends.packing import refuse_leaks
 from nbrl.backends.trainers.local import LocalTrainer

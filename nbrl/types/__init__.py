@@ -8,15 +8,8 @@ from nbrl.types import results, storage
 from nbrl.types.comparisons import LossComparison, RewardCheck, ScoreDiff
 from nbrl.types.examples import KINDS, Examples
 from nbrl.types.results import Evaluation, History, Metric, Probe, StepResult
-from nbrl.types.samples import (
-    SOURCE_ENVIRONMENT,
-    SOURCE_POLICY,
-    SOURCE_PROMPT,
-    Advantaged,
-    Prompts,
-    Rollouts,
-    Scored,
-)
+from nbrl.types.samples import Advantaged, Prompts, Rollouts, Scored
+from nbrl.types.schemas import SOURCE_ENVIRONMENT, SOURCE_POLICY, SOURCE_PROMPT
 
 Value = (
     Prompts | Rollouts | Scored | Advantaged | Examples | StepResult | Probe | Evaluation | History

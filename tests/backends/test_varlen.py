@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from nbrl.backends import forward
-from nbrl.backends.models import ValueModel, load_policy, machine_problems
+from nbrl.backends.machine import machine_problems
+from nbrl.backends.models import ValueModel, load_policy
 from nbrl.backends.trainers.local import LocalTrainer
 from nbrl.backends.varlen import layer_problem, row_ends, varlen_attention
 from nbrl.config import Model, Optimizer, PolicyLoss

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from nbrl.backends.models import TORCH_DTYPES, ValueModel
+from nbrl.backends.machine import TORCH_DTYPES
+from nbrl.backends.models import ValueModel
 from nbrl.backends.rewards.calling import Advance, Outcome, Row
 from nbrl.backends.rewards.places import RewardModel, written
 from nbrl.errors import ConfigError
