@@ -83,7 +83,7 @@ def source_problems(source: str) -> list[str]:
     """Why nothing can be read from there, in words, found without reading."""
     path = Path(source).expanduser()
     if not source.strip():
-        return ["prompts: the source is an empty text; pass a file, a folder or a name"]
+        return ["the source of rows is an empty text; pass a file, a folder or a name"]
     if source == ARITHMETIC or source.startswith(GENERATED) or path.is_dir():
         return []
     if path.is_file():
@@ -100,7 +100,7 @@ def source_problems(source: str) -> list[str]:
         return []
     known = ", ".join(READERS)
     nowhere = (
-        f"prompts {source!r}: {path.absolute()} is neither a file nor a folder, and on the hub: "
+        f"{source}: {path.absolute()} is neither a file nor a folder, and on the hub: "
         f"{missing}. Pass a file ({known}), a folder, a hub name that can be reached, "
         f"{ARITHMETIC!r} or '{GENERATED}<task>'"
     )
@@ -156,7 +156,7 @@ def _through_datasets(source: str, split: str, *, streaming: bool) -> tuple[str,
         why = (str(error) or type(error).__name__).splitlines()[0]
         where = f" behind row {done}" if done else ""
         return DataError(
-            f"prompts {source!r}: {folder.absolute()} is {what}, and datasets cannot load it with "
+            f"{source}: {folder.absolute()} is {what}, and datasets cannot load it with "
             f"split {split!r}{where}: {why}. Pass a file ({', '.join(READERS)}), a folder, a hub "
             f"name that can be reached, 'arithmetic' or '{GENERATED}<task>'."
         )

@@ -123,7 +123,7 @@ def _prompts_problems(prompts: Any) -> Iterator[str]:
         if not len(prompts):
             yield "prompts: there are none to draw from; load some rows first"
     elif isinstance(prompts, str):
-        yield from source_problems(prompts)
+        yield from (f"prompts: {p}" for p in source_problems(prompts))
     else:
         yield (
             "prompts must be 'arithmetic', 'reasoning-gym:<task>', a file, a folder, a hub name, "
