@@ -25,7 +25,7 @@ from nbrl.rules import among, is_whole, kind_problems, shown, whole_problems
 from nbrl.stages import advantages as stage
 from nbrl.stages.batching import make_batches, scatter
 from nbrl.types import Advantaged, Probe, Rollouts, Scored, StepResult
-from nbrl.types.columns import ragged
+from nbrl.types.columns import ragged, row_at
 
 COMPUTED_BY = {
     "old_logprobs": "the policy",
@@ -88,7 +88,7 @@ def _check_finite(
         flat, offsets = ragged(column)
         bad = np.flatnonzero(~np.isfinite(flat))
         if len(bad):
-            row = int(np.searchsorted(offsets, bad[0], side="right")) - 1
+            row = row_at(offsets, bad[0])
             raise StepError(
                 f"annotate {name!r} at version {runtime.version}: {flat[bad[0]]} for sample "
                 f"{rollouts.table.column('sample_id')[row].as_py()!r}, and {len(bad)} of "
@@ -223,8 +223,8 @@ def train_step(
     columns = loss_columns(runtime, batch, corrected=loss.correction is not None)
     resolved, warnings = _resolved(loss, batch), _warnings(runtime, batch)
     plan = step_plan(runtime, batch, columns, minibatches, epochs)
-    counts = {"minibatches": minibatches, "epochs": epochs}
-    spec = {"loss": to_spec(resolved), **counts, **batch_spec(runtime, batch)}
+    passes = {"minibatches": minibatches, "epochs": epochs}
+    spec = {"loss": to_spec(resolved), **passes, **batch_spec(runtime, batch)}
     with (
         held_interrupts() as held,
         runtime.progress.phase("train_step", len(batch) * epochs, "samples") as advance,

@@ -12,13 +12,9 @@ def spearman(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> float:
 
     NaN for fewer than two items, or where one side is constant: there is no order to agree with.
     """
-    ranks = torch.stack([_mean_ranks(a), _mean_ranks(b)])
-    centred = ranks - ranks.mean(1, keepdim=True)
-    across, first, second = (float((centred[i] * centred[j]).sum()) for i, j in _PAIRS)
-    return across / math.sqrt(first * second) if first * second > 0 else float("nan")
-
-
-_PAIRS = ((0, 1), (0, 0), (1, 1))
+    x, y = (ranks - ranks.mean() for ranks in (_mean_ranks(a), _mean_ranks(b)))
+    scale = math.sqrt(float((x * x).sum() * (y * y).sum()))
+    return float((x * y).sum()) / scale if scale > 0 else float("nan")
 
 
 def kendall(a: Float[Tensor, " N"], b: Float[Tensor, " N"]) -> float:

@@ -8,7 +8,7 @@ Everything is computed in float32 at least.
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn import functional as nn
+from torch.nn.functional import logsigmoid
 
 from nbrl.errors import ConfigError
 from nbrl.functional.reductions import at_least_float32
@@ -40,7 +40,7 @@ def reward_model_loss(
         margin: By how much the preferred one should win; ``None`` is 0.
     """
     gap = at_least_float32(chosen) - at_least_float32(rejected)
-    return -nn.logsigmoid(gap if margin is None else gap - margin)
+    return -logsigmoid(gap if margin is None else gap - margin)
 
 
 def dpo_loss(
@@ -68,7 +68,7 @@ def dpo_loss(
             f"{label_smoothing!r}. From 0.5 on, the labels would mean the opposite."
         )
     z = beta * _log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected)
-    return -(1 - label_smoothing) * nn.logsigmoid(z) - label_smoothing * nn.logsigmoid(-z)
+    return -(1 - label_smoothing) * logsigmoid(z) - label_smoothing * logsigmoid(-z)
 
 
 def ipo_loss(

@@ -17,7 +17,13 @@ from nbrl.functional import groups as g
 from nbrl.functional.estimators import ESTIMATORS, Estimator, EstimatorFn, estimate, named
 from nbrl.functional.logprobs import kl as kl_estimate
 from nbrl.rules import among, call_problems, kind_problems, shown
-from nbrl.stages import shaping as rules
+from nbrl.stages.shaping import (
+    group_index,
+    largest_group,
+    shaped_rewards,
+    shaping_problems,
+    trained_rows,
+)
 from nbrl.types import SOURCE_POLICY, Advantaged, Scored, columns
 
 
@@ -57,11 +63,11 @@ def compute_advantages(
     _check(scored, estimator, kl, shaping)
     resolved, shape = _resolved(estimator), shaping or Shaping()
     row = resolved.row
-    rows, dropped = rules.trained_rows(scored, shape, pairs=resolved.needs_pairs)
+    rows, dropped = trained_rows(scored, shape, pairs=resolved.needs_pairs)
     kept = scored if len(rows) == len(scored) else scored.take(rows)
-    rewards = rules.shaped_rewards(kept, shape)
+    rewards = shaped_rewards(kept, shape)
     _check_range(kept, rewards)
-    group_ids = rules.group_index(kept.rollouts)
+    group_ids = group_index(kept.rollouts)
     region = _region(kept)
     penalty = _flat_kl(kept, region, kl)
     advantages, returns = estimate(
@@ -183,9 +189,9 @@ def request_problems(
     problems = list(kind_problems(kinds))
     if not isinstance(scored, Scored):
         return problems
-    problems += estimator_problems(estimator, rules.largest_group(scored))
+    problems += estimator_problems(estimator, largest_group(scored))
     if isinstance(shaping, Shaping):
-        problems += rules.shaping_problems(scored, shaping)
+        problems += shaping_problems(scored, shaping)
     if isinstance(kl, KL) and kl.unbiased_gradient is True:
         problems.append(
             "KL.unbiased_gradient has no effect in the reward; drop it or pass the KL to the loss"
@@ -274,8 +280,8 @@ def _flat_kl(scored: Scored, region: _Region, kl: KL | None) -> np.ndarray:
     table = scored.rollouts.table
     own = "old_logprobs" if "old_logprobs" in table.column_names else "rollout_logprobs"
     pair = [_flat(table, name) for name in (own, "ref_logprobs")]
-    estimate_ = kl_estimate(pair[0], pair[1], kl.kind, clamp=kl.clamp)[0].numpy()
-    return np.where(region.policy, estimate_, np.float32(0))
+    penalty = kl_estimate(pair[0], pair[1], kl.kind, clamp=kl.clamp)[0].numpy()
+    return np.where(region.policy, penalty, np.float32(0))
 
 
 def _flat(table: pa.Table, name: str) -> Float[Tensor, "1 flat"]:
@@ -330,7 +336,7 @@ def _check_finite(scored: Scored, tokens: Mapping[str, pa.ListArray]) -> None:
         flat, offsets = columns.ragged(column)
         bad = np.flatnonzero(~np.isfinite(flat))
         if len(bad):
-            row = int(np.searchsorted(offsets, bad[0], side="right")) - 1
+            row = columns.row_at(offsets, bad[0])
             raise DataError(
                 f"{name} of sample {scored.table.column('sample_id')[row].as_py()!r} is not finite "
                 f"({flat[bad[0]]}). Look at its reward, log-probs and values."

@@ -191,7 +191,7 @@ def _check(rollouts: Rollouts, ragged: Ragged, counted: np.ndarray, chosen: np.n
         )
     stray = np.flatnonzero(counted & ~ragged.policy)
     if len(stray):
-        row = int(np.searchsorted(ragged.offsets, stray[0], side="right")) - 1
+        row = arrow.row_at(ragged.offsets, stray[0])
         raise DataError(
             f"mask is True on {len(stray)} tokens that the policy did not sample, first in "
             f"{ids[row].as_py()!r} at {int(stray[0] - ragged.offsets[row])}. Mask prompt and "

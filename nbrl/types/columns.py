@@ -94,6 +94,15 @@ def indices_of(ids: pa.ChunkedArray, wanted: Sequence[str] | pa.ChunkedArray) ->
     return found.to_numpy()
 
 
+def picked(value: Any, rows: Rows) -> Any:
+    """What ``value[rows]`` gives: a row's dict for an integer, else the same kind of value."""
+    if not isinstance(rows, int | np.integer):
+        return value.take(np.arange(len(value))[rows])
+    if not -len(value) <= rows < len(value):
+        raise IndexError(f"row {rows} of {len(value)}")
+    return value.take(np.array([int(rows) % len(value)])).to_arrow().to_pylist()[0]
+
+
 def rows_kept(keep: Keep, num_rows: int, table: Callable[[], pa.Table]) -> np.ndarray:
     """The indices of the rows that a mask or a predicate on row dicts keeps."""
     if callable(keep):
@@ -127,6 +136,11 @@ def row_sums(flat: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """The sum of each row's flat values, all finite; 0 for an empty row. Of booleans: a count."""
     wide = np.float64 if flat.dtype.kind == "f" else np.int64
     return np.diff(np.concatenate([[0], np.cumsum(flat, dtype=wide)])[offsets])
+
+
+def row_at(offsets: np.ndarray, place: int | np.integer) -> int:
+    """The row that holds a place of the flat values."""
+    return int(np.searchsorted(offsets, place, side="right")) - 1
 
 
 def ragged_column(flat: np.ndarray, offsets: np.ndarray, value_type: pa.DataType) -> pa.ListArray:

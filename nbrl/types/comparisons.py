@@ -3,6 +3,7 @@
 May import ``samples`` beside it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,8 +111,8 @@ class ScoreDiff:
         kappa, rank = row["kappa"], row["spearman"]
         parts = [f"{int(row['moved'])} moved", f"{int(row['flips'])} flips"]
         parts += [f"{int(row[n])} {n}" for n in ("lost", "gained") if row[n]]
-        parts += [f"kappa {kappa:.2f}"] if kappa == kappa else []
-        parts += [f"rank correlation {rank:.2f}"] if rank == rank else []
+        parts += [f"kappa {kappa:.2f}"] if not math.isnan(kappa) else []
+        parts += [f"rank correlation {rank:.2f}"] if not math.isnan(rank) else []
         what = "" if self.component == "total" else f"{self.component!r}, "
         return f"ScoreDiff({what}{int(row['samples'])} samples, {', '.join(parts)})"
 

@@ -116,11 +116,7 @@ class Examples:
         return self.table.num_rows
 
     def __getitem__(self, rows: columns.Rows) -> "dict[str, Any] | Examples":
-        if not isinstance(rows, int | np.integer):
-            return self.take(np.arange(len(self))[rows])
-        if not -len(self) <= rows < len(self):
-            raise IndexError(f"row {rows} of {len(self)}")
-        return self.table.slice(int(rows) % len(self), 1).to_pylist()[0]
+        return columns.picked(self, rows)
 
     @property
     def sides(self) -> tuple[str, ...]:

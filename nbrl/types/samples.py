@@ -53,7 +53,7 @@ class Prompts:
         return self.table.num_rows
 
     def __getitem__(self, rows: columns.Rows) -> "dict[str, Any] | Prompts":
-        return _rows(self, rows)
+        return columns.picked(self, rows)
 
     def take(self, indices: np.ndarray) -> "Prompts":
         """These rows, in this order."""
@@ -122,7 +122,7 @@ class Rollouts:
         return self.table.num_rows
 
     def __getitem__(self, rows: columns.Rows) -> "dict[str, Any] | Rollouts":
-        return _rows(self, rows)
+        return columns.picked(self, rows)
 
     def take(self, indices: np.ndarray) -> "Rollouts":
         """These rows, in this order, with only the prompts that they answer."""
@@ -199,7 +199,7 @@ class Scored:
         return self.table.num_rows
 
     def __getitem__(self, rows: columns.Rows) -> "dict[str, Any] | Scored":
-        return _rows(self, rows)
+        return columns.picked(self, rows)
 
     def take(self, indices: np.ndarray) -> "Scored":
         """These rows, in this order."""
@@ -265,7 +265,7 @@ class Advantaged:
         return self.table.num_rows
 
     def __getitem__(self, rows: columns.Rows) -> "dict[str, Any] | Advantaged":
-        return _rows(self, rows)
+        return columns.picked(self, rows)
 
     def take(self, indices: np.ndarray) -> "Advantaged":
         """These rows, in this order; advantages stay as they were computed in their groups."""
@@ -300,19 +300,6 @@ class Advantaged:
         live = np.count_nonzero(self.table.column("live").to_numpy())
         name = self.spec.get("estimator_name", "custom")
         return f"Advantaged({len(self)} samples, {name}, {live} in live groups)"
-
-
-def _rows(value: Any, rows: columns.Rows) -> Any:
-    """One row as a dict for an integer; the same kind of value for a slice or a list."""
-    if isinstance(rows, int | np.integer):
-        if not -len(value) <= rows < len(value):
-            raise IndexError(f"row {rows} of {len(value)}")
-        return _row(value, int(rows) % len(value))
-    return value.take(np.arange(len(value))[rows])
-
-
-def _row(value: Any, index: int) -> dict[str, Any]:
-    return value.take(np.array([index])).to_arrow().to_pylist()[0]
 
 
 def _check_same_ids(table: pa.Table, parent: pa.Table, owner: str) -> None:
