@@ -27,7 +27,7 @@ PREFILL_LENGTHS = 8
 FIRST_COLUMNS = 256
 """Answer tokens for which memory is reserved at first; the cache grows when more are needed."""
 
-Ends = Callable[[list[np.ndarray]], np.ndarray]
+StopTest = Callable[[list[np.ndarray]], np.ndarray]
 """Which of these answers, given by their ids, end with a stop string: bool ``[n]``."""
 
 
@@ -65,7 +65,7 @@ class Decoder:
         sampling: Sampling,
         *,
         eos_ids: Sequence[int],
-        ends: Ends | None,
+        stop_test: StopTest | None,
         max_batch: int,
         device: torch.device,
     ) -> None:
@@ -74,16 +74,15 @@ class Decoder:
         self.samples = samples
         self.sampling = sampling
         self.eos_ids = np.asarray(eos_ids, np.int64)
-        self.ends = ends
+        self.stop_test = stop_test
         self.device = device
         self.lengths = np.array([len(p) for p in samples.prompts], np.int64)[samples.prompt]
         self.max_rows = min(max_batch, len(samples.prompt))
         self.waiting = deque(self._queue())
         self.cache: SlotCache | None = None
-        self.rows = np.zeros(0, np.int64)  # which sample each row in use holds
-        self.last = torch.zeros(
-            0, dtype=torch.int64, device=device
-        )  # its newest token, not cached yet
+        # Of each row in use: the sample that it holds, and its newest token, not cached yet.
+        self.rows = np.zeros(0, np.int64)
+        self.last = torch.zeros(0, dtype=torch.int64, device=device)
         self.counts = np.zeros(len(samples.prompt), np.int64)
         self.started = np.zeros(len(samples.prompt))
         self.token_ids = np.zeros((len(samples.prompt), 32), np.int32)
@@ -196,8 +195,8 @@ class Decoder:
         self.logprobs[samples, at] = logprobs.cpu().numpy()
         self.counts[samples] = at + 1
         stopped = np.isin(tokens, self.eos_ids)
-        if self.ends is not None:
-            stopped |= self.ends([self.token_ids[s, : self.counts[s]] for s in samples])
+        if self.stop_test is not None:
+            stopped |= self.stop_test([self.token_ids[s, : self.counts[s]] for s in samples])
         done = stopped | (self.counts[samples] >= self.samples.limits[samples])
         finished = [self._finish(int(samples[i]), bool(stopped[i])) for i in np.flatnonzero(done)]
         return drawn, done, finished

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from nbrl.backends.engines.attention import decoding
-from nbrl.backends.engines.decoder import Decoder, Ends, Finished, Samples
+from nbrl.backends.engines.decoder import Decoder, Finished, Samples, StopTest
 from nbrl.backends.engines.requests import check_prompts
 from nbrl.backends.models import LoadedModel
 from nbrl.backends.prefix import LAYER_TYPES
@@ -70,7 +70,7 @@ class HFEngine:
                     samples,
                     sampling,
                     eos_ids=self._model.eos_ids,
-                    ends=_ends(self._model.tokenizer, sampling.stop),
+                    stop_test=_stop_test(self._model.tokenizer, sampling.stop),
                     max_batch=self._max_batch,
                     device=next(self._module.parameters()).device,
                 )
@@ -203,14 +203,14 @@ def _health(module: nn.Module) -> str:
     )
 
 
-def _ends(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> Ends | None:
+def _stop_test(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> StopTest | None:
     """The test for stop strings, on each answer's decoded tail; ``None`` where there are none."""
     if not stop:
         return None
     # A character takes at most 4 byte-level tokens; a few more let the decoder see a clean start.
     window = 4 * max(len(s) for s in stop) + 4
 
-    def ends(answers: list[np.ndarray]) -> np.ndarray:
+    def stops(answers: list[np.ndarray]) -> np.ndarray:
         tails = tokenizer.batch_decode(
             [ids[-window:].tolist() for ids in answers],
             skip_special_tokens=False,
@@ -218,4 +218,4 @@ def _ends(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> Ends | Non
         )
         return np.array([any(s in tail for s in stop) for tail in tails], bool)
 
-    return ends
+    return stops
