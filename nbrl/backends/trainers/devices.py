@@ -5,7 +5,7 @@ the trainer's.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,8 @@ def placed(
     done: dict[int, MicroBatch] = {}
     for batch in (b for batches in minibatches for b in batches):
         if id(batch) not in done:
-            done[id(batch)] = batch if batch.input_ids.device == device else _moved(batch, device)
+            there = batch.input_ids.device == device
+            done[id(batch)] = batch if there else mapped(batch, lambda x: x.to(device))
     return [[done[id(batch)] for batch in batches] for batches in minibatches]
 
 
@@ -40,13 +41,14 @@ def random_devices(modules: Iterable[nn.Module]) -> list[torch.device]:
     return [device for device in found if device.type == "cuda"]
 
 
-def _moved(batch: MicroBatch, device: torch.device) -> MicroBatch:
+def mapped(batch: MicroBatch, change: Callable[[Tensor], Tensor]) -> MicroBatch:
+    """The micro-batch with each of its tensors changed in the same way."""
     return dataclasses.replace(
         batch,
-        input_ids=batch.input_ids.to(device),
-        attention_mask=batch.attention_mask.to(device),
-        mask=batch.mask.to(device),
-        temperature=batch.temperature.to(device),
-        columns={name: column.to(device) for name, column in batch.columns.items()},
-        per_row={name: column.to(device) for name, column in batch.per_row.items()},
+        input_ids=change(batch.input_ids),
+        attention_mask=change(batch.attention_mask),
+        mask=change(batch.mask),
+        temperature=change(batch.temperature),
+        columns={name: change(column) for name, column in batch.columns.items()},
+        per_row={name: change(column) for name, column in batch.per_row.items()},
     )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nbrl.backends.trainers.devices import mapped
 from nbrl.protocols import MicroBatch
 
 Column = TypeVar("Column")
@@ -73,13 +74,4 @@ def _cut(index: int, batch: MicroBatch, ranks: int) -> list[Piece]:
 
 
 def _rows(batch: MicroBatch, rows: slice) -> MicroBatch:
-    return dataclasses.replace(
-        batch,
-        rows=batch.rows[rows],
-        input_ids=batch.input_ids[rows],
-        attention_mask=batch.attention_mask[rows],
-        mask=batch.mask[rows],
-        temperature=batch.temperature[rows],
-        columns={name: column[rows] for name, column in batch.columns.items()},
-        per_row={name: column[rows] for name, column in batch.per_row.items()},
-    )
+    return dataclasses.replace(mapped(batch, lambda x: x[rows]), rows=batch.rows[rows])

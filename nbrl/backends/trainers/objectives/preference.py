@@ -1,7 +1,7 @@
 """Objectives of preferences: reward model, DPO and its kin, KTO.
 
 Rows of a pair stand side by side in a micro-batch, the chosen one first. May import this room,
-``forward``, ``config``, ``functional`` and torch.
+``forward``, ``protocols``, ``config``, ``functional`` and torch.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nbrl.backends import forward
-from nbrl.backends.trainers.objectives.shares import Share, Sum, sum_of
+from nbrl.backends.trainers.objectives.shares import Share, Sum, balance_share, sum_of
 from nbrl.backends.trainers.passes import Models
 from nbrl.config import DPO, KTO, RewardLoss
 from nbrl.functional.preference import (
@@ -70,9 +70,8 @@ def compute_dpo(
         value = value + loss.nll_coef * nll.sum() / _pairs(total)
         sums["nll"] = sum_of(nll, "pairs")
     if balance is not None:
-        value = value + loss.aux_coef * balance * len(batch.rows) / max(total.sequences, 1)
-        weighed = balance.detach().double() * len(batch.rows)
-        sums["aux_loss"] = Sum(total=weighed, count=len(batch.rows), of="sequences")
+        part, sums["aux_loss"] = balance_share(balance, batch, total)
+        value = value + loss.aux_coef * part
     log_ratio = torch.where(batch.mask, logprobs.detach() - reference, 0.0)
     return value, Share(means={"loss": value.detach()}, tokens={"log_ratio": log_ratio}, sums=sums)
 

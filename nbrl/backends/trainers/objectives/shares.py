@@ -39,7 +39,7 @@ class Share:
     means: Mapping[str, Tensor]
     peaks: Mapping[str, Tensor] = field(default_factory=dict)
     tokens: Mapping[str, Tensor] = field(default_factory=dict)
-    sums: Mapping[str, "Sum"] = field(default_factory=dict)
+    sums: Mapping[str, Sum] = field(default_factory=dict)
 
 
 def sum_of(values: Tensor, of: str) -> Sum:
@@ -50,6 +50,13 @@ def sum_of(values: Tensor, of: str) -> Sum:
 def token_mean(terms: Tensor, batch: MicroBatch, total: Totals) -> Tensor:
     """The micro-batch's share of a mean over all tokens of the step."""
     return masked_sum(terms, batch.mask) / max(total.tokens, 1)
+
+
+def balance_share(balance: Tensor, batch: MicroBatch, total: Totals) -> tuple[Tensor, Sum]:
+    """The balance of experts as part of a mean over the rows of the step, and as a metric."""
+    rows = len(batch.rows)
+    weighed = Sum(total=balance.detach().double() * rows, count=rows, of="sequences")
+    return balance * (rows / max(total.sequences, 1)), weighed
 
 
 def merge_sums(shares: Sequence[Share]) -> dict[str, Metric]:

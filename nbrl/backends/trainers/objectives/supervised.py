@@ -1,13 +1,13 @@
 """Objectives of supervised data: fine-tuning, distillation, process rewards.
 
-May import this room, ``forward``, ``config``, ``functional``, ``errors`` and torch.
+May import this room, ``forward``, ``protocols``, ``config``, ``functional``, ``errors`` and torch.
 """
 
 import torch
 from torch import Tensor
 
 from nbrl.backends import forward
-from nbrl.backends.trainers.objectives.shares import Share, Sum
+from nbrl.backends.trainers.objectives.shares import Share, Sum, balance_share
 from nbrl.backends.trainers.passes import Models
 from nbrl.config import SFT, Distillation, ProcessReward
 from nbrl.errors import StepError
@@ -32,10 +32,8 @@ def compute_sft(
         "token_accuracy": _masked((logits.detach().argmax(-1) == tokens).double(), batch.mask),
     }
     if balance is not None:
-        part = len(batch.rows) / max(total.sequences, 1)
-        value = value + loss.aux_coef * part * balance
-        weighed = balance.detach().double() * len(batch.rows)
-        sums["aux_loss"] = Sum(total=weighed, count=len(batch.rows), of="sequences")
+        part, sums["aux_loss"] = balance_share(balance, batch, total)
+        value = value + loss.aux_coef * part
     return value, Share(means={"loss": value.detach()}, tokens={"loss": terms.detach()}, sums=sums)
 
 

@@ -1,6 +1,6 @@
 """Every objective as a row of one table: what it needs, how it is computed, what it is a mean over.
 
-May import this room, ``config``, ``functional``, ``errors`` and torch.
+May import this room, ``protocols``, ``types``, ``config``, ``functional``, ``errors`` and torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
