@@ -1,12 +1,13 @@
-"""Micro-batches on the device of the model that reads them; may import ``protocols`` and torch.
+"""Micro-batches on the device of the model that reads them.
 
-The driver makes micro-batches in main memory and reads answers from there; what lies between is
-the trainer's.
+May import ``protocols``, numpy and torch. The driver makes micro-batches in main memory and reads
+answers from there; what lies between is the trainer's.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -41,10 +42,19 @@ def random_devices(modules: Iterable[nn.Module]) -> list[torch.device]:
     return [device for device in found if device.type == "cuda"]
 
 
-def mapped(batch: MicroBatch, change: Callable[[Tensor], Tensor]) -> MicroBatch:
-    """The micro-batch with each of its tensors changed in the same way."""
+def mapped(
+    batch: MicroBatch, change: Callable[[Tensor], Tensor], *, rows: np.ndarray | None = None
+) -> MicroBatch:
+    """The micro-batch with each of its tensors changed in the same way.
+
+    Args:
+        batch: It stays as it is.
+        change: What to do to each tensor.
+        rows: Where the samples stand that are left, where a change takes some away.
+    """
     return dataclasses.replace(
         batch,
+        rows=batch.rows if rows is None else rows,
         input_ids=change(batch.input_ids),
         attention_mask=change(batch.attention_mask),
         mask=change(batch.mask),

@@ -74,4 +74,4 @@ def _cut(index: int, batch: MicroBatch, ranks: int) -> list[Piece]:
 
 
 def _rows(batch: MicroBatch, rows: slice) -> MicroBatch:
-    return dataclasses.replace(mapped(batch, lambda x: x[rows]), rows=batch.rows[rows])
+    return mapped(batch, lambda x: x[rows], rows=batch.rows[rows])
