@@ -1,7 +1,7 @@
 """Data to prompts: picks keys, judges rows, gives each an id of its own.
 
-May import ``types``, ``config``, ``errors`` and its neighbours ``reading``, ``records`` and
-``sources``.
+May import ``types``, ``config``, ``rules``, ``errors`` and its neighbours ``reading``, ``records``
+and ``sources``.
 """
 
 import datetime

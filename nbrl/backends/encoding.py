@@ -3,8 +3,7 @@
 A row is cut into pieces of text, some of them learned; each piece is encoded by itself and the ids
 are put one behind the other, as they are when a policy goes on from a prompt. So the border of an
 answer is a border of tokens, whatever the tokenizer merges, also where a prompt ends in white
-space. May import ``chat``, ``records``, ``types`` and ``errors``; tokenizers are handed
-in.
+space. May import ``chat``, ``records``, ``types`` and ``errors``; tokenizers are handed in.
 """
 
 import json
@@ -23,6 +22,7 @@ from nbrl.types import Examples
 from nbrl.types.columns import list_column
 
 TURNS = ("all", "last")
+"""Which answers of a conversation are learned."""
 
 
 class _UnusableError(Exception):

@@ -1,8 +1,8 @@
 """Attention over rows of any length laid end to end; transformers knows it as ``varlen``.
 
-Imports torch and transformers. Where a pass says where its rows begin and end, each row attends to
-itself alone: by torch's own kernel for variable lengths on a GPU, row by row elsewhere. A pass that
-does not say so is one over padded rows, and is sdpa's.
+May import ``errors``; imports torch and transformers. Where a pass says where its rows begin and
+end, each row attends to itself alone: by torch's own kernel for variable lengths on a GPU, row by
+row elsewhere. A pass that does not say so is one over padded rows, and is sdpa's.
 """
 
 from dataclasses import dataclass

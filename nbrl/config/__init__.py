@@ -1,6 +1,6 @@
 """L1, the settings: one small frozen dataclass a component, and the one place that judges them.
 
-May import ``functional`` and ``errors``.
+May import ``functional``, ``rules`` and ``errors``.
 """
 
 from nbrl.config.agents import Agent

@@ -1,7 +1,7 @@
 """The rules of the settings: what cannot work, and what would have no effect, in words.
 
-May import ``settings``, ``functional`` and ``errors``. A verb calls :func:`check_config` before it
-starts work, so that all problems of a request come in one message.
+May import its neighbours, ``functional``, ``rules`` and ``errors``. A verb calls
+:func:`check_config` before it starts work, so that all problems of a request come in one message.
 """
 
 import re

@@ -1,4 +1,7 @@
-"""The rules of the objectives' settings. May import its neighbours and ``functional``."""
+"""The rules of the objectives' settings.
+
+May import its neighbours, ``functional`` and ``rules``.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,8 @@
-"""The settings of every training objective that is not a policy loss; may import ``rules``.
+"""The settings of every training objective that is not a policy loss.
 
 Each is a small frozen dataclass that says how terms of one kind of data become a loss. What it
-trains on is one of the kinds of :class:`nbrl.Examples`, named in :data:`TRAINS_ON`.
+trains on is one of the kinds of :class:`nbrl.Examples`, named in :data:`TRAINS_ON`. May import
+``settings`` and ``rules``.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """The settings: one small frozen dataclass a component. May import ``rules``.
 
-NumPy's numbers become Python's when some settings are made, and a ``Path`` its text: a value that
+NumPy's numbers become Python's when settings are made, and a ``Path`` its text: a value that
 came out of an array or a sweep works as the same value written by hand.
 """
 
@@ -247,9 +247,9 @@ class Trainer:
     depends on the device. ``Model(attention="varlen")`` packs without such a mask.
 
     ``frozen`` are patterns of names of the policy's parameters that are not trained, as
-    ``"*visual*"``. With ``ema_decay`` the trainer keeps an average of
-    the policy's weights beside them, ``ema_decay * average + (1 - ema_decay) * weights`` after each
-    optimizer step, which ``evaluate`` and ``export`` take with ``averaged=True``.
+    ``"*visual*"``. With ``ema_decay`` the trainer keeps an average of the policy's weights,
+    ``ema_decay * average + (1 - ema_decay) * weights`` after each optimizer step, which
+    ``evaluate`` and ``export`` take with ``averaged=True``.
     """
 
     kind: str = "local"

@@ -1,12 +1,12 @@
 """What a run leaves in its folder, and the rules of these settings.
 
-May import ``rules`` beside it.
+May import ``rules``.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbrl.rules import among, flag, text, whole
+from nbrl.rules import among, flag, make_plain, text, whole
 
 MIRRORS = ("tensorboard", "wandb", "mlflow", "trackio")
 """Where metrics can be shown beside the run folder."""
@@ -32,6 +32,9 @@ class Store:
     checkpoint_quota: int | None = None
     best: str | None = None
     mirrors: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        make_plain(self)
 
 
 def store_problems(c: Store) -> Iterator[str]:

@@ -1,17 +1,18 @@
 """Steps on training data: examples to micro-batches, one update by an objective, its result.
 
-May import ``stages``, ``backends.interrupts`` and what ``runtime`` may.
+May import ``stages``, ``backends.encoding``, ``backends.interrupts`` and what ``runtime`` may.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from nbrl.backends.encoding import TURNS
 from nbrl.backends.interrupts import guarded, held_interrupts
 from nbrl.config import (
     DPO,
@@ -41,8 +42,6 @@ from nbrl.stages.sequences import (
     side_columns,
 )
 from nbrl.types import KINDS, Examples, StepResult
-
-TURNS = ("all", "last")
 
 
 def tools_of(runtime: Runtime, asked: str) -> ExampleTools:
@@ -118,7 +117,7 @@ def resolve(
     examples: object,
     objective: object,
     asked: str,
-    extra: Sequence[str] | Any = (),
+    extra: Iterable[str] = (),
 ) -> Objective:
     """The objective with what only the session knows, if it and the examples go together.
 

@@ -1,4 +1,4 @@
-"""Opens a session on the embedded default: loads the parts and wires them together.
+"""Opens a session, here or on a cluster: judges the request, loads the parts, wires them together.
 
 May import ``backends`` and what ``session`` may.
 """
@@ -229,7 +229,7 @@ def _parent(start: Start) -> dict[str, Any]:
 
 
 def _prompts_spec(given: str | Prompts, source: PromptSource, seed: int) -> dict[str, Any]:
-    """What was drawn from; ``source`` is None where prompts were given as a value."""
+    """What is drawn from; its ``source`` is None where prompts were given as a value."""
     named = given if isinstance(given, str) else None
     return {
         "name": source.name,

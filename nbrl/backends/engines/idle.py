@@ -1,4 +1,4 @@
-"""The engine of a session whose model does not generate; may import ``protocols``, ``errors``."""
+"""The engine of a session whose model does not generate; may import what engines may."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
