@@ -4,6 +4,7 @@ Imports ray, ``errors`` and its neighbour ``waiting``.
 """
 
 import importlib.metadata
+import inspect
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -52,26 +53,25 @@ def _report(needed: Sequence[str], tick: Advance) -> dict[str, Any]:
     """
     asked = {name: (name,) for name in SAME} | {kind: PACKAGES[kind] for kind in needed}
 
-    # Inside, so that it travels by value: nbrl may not be there.
+    # Inside, so that it travels by value, nbrl may not be there; and without functions of its own.
     def look(asked: dict[str, tuple[str, ...]]) -> dict[str, Any]:
         import importlib.metadata
         import importlib.util
         import platform
 
-        def version(names: tuple[str, ...]) -> str | None:
-            for name in names:
+        found: dict[str, Any] = dict.fromkeys(asked)
+        for key, names in asked.items():
+            for name in reversed(names):
                 try:
-                    return importlib.metadata.version(name)
+                    found[key] = importlib.metadata.version(name)
                 except importlib.metadata.PackageNotFoundError:
                     continue
-            return None
-
-        found: dict[str, Any] = {key: version(names) for key, names in asked.items()}
         found["importable"] = importlib.util.find_spec("nbrl") is not None
         return found | {"python": platform.python_version(), "node": platform.node()}
 
     # Twice: a fresh node's first workers may be killed by the same load that they wait for.
-    ref = ray.remote(num_cpus=0, max_retries=2)(look).remote(asked)
+    # Unwrapped: what a checker of types has put around functions does not travel.
+    ref = ray.remote(num_cpus=0, max_retries=2)(inspect.unwrap(look)).remote(asked)
     try:
         return all_of([ref], lambda: tick(0, 0), asked="pre-flight", deadline=CHECK_SECONDS)[0]
     except SessionError as error:
