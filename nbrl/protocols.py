@@ -6,7 +6,7 @@ through this file.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nbrl.config import Loss, PolicyLoss, Sampling
+from nbrl.frozen import frozen
 from nbrl.types import Metric
 
 Advance = Callable[[int, int], None]
@@ -22,7 +23,7 @@ ANNOTATIONS = ("old_logprobs", "ref_logprobs", "values", "entropy")
 """The token columns that a trainer computes of samples."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class GenerationRequest:
     """One prompt and the seeds of the samples wanted from it; the prompt is prefilled once.
 
@@ -35,7 +36,7 @@ class GenerationRequest:
     seeds: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class Generation:
     """One sampled answer.
 
@@ -78,7 +79,7 @@ class RolloutEngine(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class MicroBatch:
     """Some samples as tensors: prompts padded on the left, responses on the right.
 
@@ -103,7 +104,7 @@ class MicroBatch:
     """What an objective knows of whole rows: ``margin``, ``desirable``, ``mismatched``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class LossTerms:
     """What a loss says of a batch: metrics, and the token columns ``ratio, clipped, loss``."""
 
@@ -203,7 +204,7 @@ class Trainer(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Bar:
     """The state of one phase at one moment.
 

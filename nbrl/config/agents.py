@@ -1,13 +1,14 @@
 """How an agent's episodes are played, and the rules for it. May import ``rules``."""
 
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any
 
+from nbrl.frozen import frozen
 from nbrl.rules import bounded, make_plain, whole
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(kw_only=False)
 class Agent:
     """An environment that answers the policy, and the bounds of an episode.
 

@@ -1,10 +1,12 @@
 """How a fit is watched; imports nothing of the house."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any
 
+from nbrl.frozen import frozen
 
-@dataclass(frozen=True, slots=True)
+
+@frozen(kw_only=False)
 class HeldOut:
     """Data that a fit never learns from, and when it looks at them.
 

@@ -6,13 +6,14 @@ trains on is one of the kinds of :class:`nbrl.Examples`, named in :data:`TRAINS_
 """
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 
 from nbrl.config.settings import PolicyLoss
+from nbrl.frozen import frozen
 from nbrl.rules import make_plain
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class SFT:
     """Supervised fine-tuning: ``-log p`` of the tokens that the assistant should say.
 
@@ -28,7 +29,7 @@ class SFT:
         make_plain(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class RewardLoss:
     """A reward model from preferences: ``-log sigmoid(chosen - rejected)``, a mean over pairs.
 
@@ -41,7 +42,7 @@ class RewardLoss:
         make_plain(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class DPO:
     """Direct preference optimization, a mean over pairs.
 
@@ -62,7 +63,7 @@ class DPO:
         make_plain(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class KTO:
     """Kahneman-Tversky optimization on answers that are each wanted or not, a mean over rows.
 
@@ -78,7 +79,7 @@ class KTO:
         make_plain(self)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(kw_only=False)
 class Distillation:
     """Learning from a teacher's distributions: ``(1 - coef) * nll + coef * cross-entropy to it``.
 
@@ -93,7 +94,7 @@ class Distillation:
         make_plain(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class ProcessReward:
     """A process reward model: at each placeholder, one of two tokens says how good the step was.
 

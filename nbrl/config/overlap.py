@@ -1,14 +1,14 @@
 """How far generation may run ahead of training, and the rules for it. May import ``rules``."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from nbrl.frozen import frozen
 from nbrl.rules import among, bounded, make_plain, whole
 
 STALE_RULES = ("wait", "drop")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Overlap:
     """How far generation may run ahead of training.
 

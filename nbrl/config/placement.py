@@ -4,15 +4,15 @@ May import ``settings`` and ``rules``.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from nbrl.config.settings import Engine, Trainer
+from nbrl.frozen import frozen
 from nbrl.rules import among, bounded, flag, make_plain
 
 COLOCATIONS = ("actor_ref", "all")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Placement:
     """Where the parts of a session run on a cluster.
 

@@ -7,12 +7,13 @@ came out of an array or a sweep works as the same value written by hand.
 import dataclasses
 import os
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
 
+from nbrl.frozen import frozen
 from nbrl.rules import is_number, make_plain
 
 ESTIMATOR_ALIASES: Mapping[str, str] = {
@@ -23,7 +24,7 @@ ESTIMATOR_ALIASES: Mapping[str, str] = {
 """OpenRLHF's spellings of estimators, and the published names that they stand for."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Sampling:
     """How answers are drawn.
 
@@ -49,7 +50,7 @@ class Sampling:
         return self.temperature if self.temperature > 0 else 1.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class KL:
     """A penalty on the distance to the reference policy.
 
@@ -68,7 +69,7 @@ class KL:
         make_plain(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Shaping:
     """What happens to raw rewards before and after the group baseline.
 
@@ -87,7 +88,7 @@ class Shaping:
         make_plain(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class PolicyLoss:
     """A policy loss as four independent choices: surrogate, correction, KL term, aggregation.
 
@@ -115,7 +116,7 @@ class PolicyLoss:
         make_plain(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Lora:
     """A low-rank adapter (PEFT) that is trained in place of the weights.
 
@@ -134,7 +135,7 @@ class Lora:
         make_plain(self)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(kw_only=False)
 class Model:
     """Where the policy comes from: ``"tiny"``, a folder, or a name on the hub.
 
@@ -162,7 +163,7 @@ class Model:
         make_plain(self)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(kw_only=False)
 class Engine:
     """What generates.
 
@@ -193,7 +194,7 @@ class Engine:
         make_plain(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Optimizer:
     """AdamW, or plain SGD (``kind="sgd"``), and its learning-rate schedule.
 
@@ -217,7 +218,7 @@ class Optimizer:
         make_plain(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Critic:
     """A value model: the policy's architecture with a scalar head, and its own optimizer.
 
@@ -233,7 +234,7 @@ class Critic:
         make_plain(self)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(kw_only=False)
 class Trainer:
     """What learns. ``"local"`` is plain torch in this process, ``"deepspeed"`` ranks of a cluster.
 
@@ -268,7 +269,7 @@ class Trainer:
         make_plain(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Recipe:
     """One training step of a loop, said once: what ``run`` passes to the verbs.
 

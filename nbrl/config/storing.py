@@ -4,15 +4,15 @@ May import ``rules``.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from nbrl.frozen import frozen
 from nbrl.rules import among, flag, make_plain, text, whole
 
 MIRRORS = ("tensorboard", "wandb", "mlflow", "trackio")
 """Where metrics can be shown beside the run folder."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Store:
     """What a run leaves in its folder, and how much of it stays.
 

@@ -1,17 +1,17 @@
 """The choices that estimators are made of: baselines, scales, whitenings; may import torch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from nbrl.frozen import frozen
 from nbrl.functional import groups as g
 from nbrl.functional.groups import Groups
 from nbrl.functional.reductions import whiten
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Divisor:
     """What a scale adds to its divisor, and which standard deviation it takes (1: n - 1)."""
 
@@ -19,7 +19,7 @@ class Divisor:
     ddof: int = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Baseline:
     """One row of :data:`BASELINES`: (rewards, groups, lengths) to rewards minus the baseline."""
 
@@ -28,7 +28,7 @@ class Baseline:
     uses_lengths: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Scale:
     """One row of :data:`SCALES`: (residuals, rewards, groups, divisor) to scaled residuals."""
 

@@ -6,11 +6,12 @@ One recursion serves both. With ``r`` the token rewards, ``V`` the values (0 for
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from nbrl.frozen import frozen
 
 # What a token that does not count does to ``c``: nothing; a step with value and reward 0; an end.
 MASKED_TOKENS: Mapping[str, str] = {
@@ -23,7 +24,7 @@ MASKED_TOKENS: Mapping[str, str] = {
 _BLOCK = 4096
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Walk:
     """How the recursion goes from token to token."""
 

@@ -13,13 +13,13 @@ What happens, in this order, to the scalar reward ``r_i`` of each row and its to
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nbrl.errors import ConfigError, DataError, all_problems, unknown_name
+from nbrl.frozen import frozen
 from nbrl.functional.baselines import BASELINES, SCALES, WHITENINGS, Divisor
 from nbrl.functional.credit import MASKED_TOKENS, Walk, generalized_advantages, returns_to_go
 from nbrl.functional.groups import grouped
@@ -34,7 +34,7 @@ SINGLETONS = ("refuse", "zero", "raw")
 CREDITS = ("return", "gae")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Estimator:
     """An advantage estimator with every convention said aloud.
 

@@ -5,12 +5,11 @@ value of the group in float64, so that a group of equal rewards has a residual a
 deviation of exactly 0 in every dtype, and a division by the latter has nothing to blow up.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nbrl.frozen import frozen
 from nbrl.functional.reductions import at_least_float32
 
 # Values of a group that differ by no more than this many units in the last place are equal: sums
@@ -18,7 +17,7 @@ from nbrl.functional.reductions import at_least_float32
 _ROUNDING_UNITS = 2
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Groups:
     """Which group each row is in, and how large that group is.
 

@@ -5,13 +5,13 @@ Correction, KL term and aggregation are other files, multiplied and added by the
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nbrl.errors import ConfigError, unknown_name
+from nbrl.frozen import frozen
 from nbrl.functional.logprobs import EXPONENT_CLAMP
 from nbrl.functional.reductions import at_least_float32, masked_mean
 
@@ -19,7 +19,7 @@ DEFAULT_EPS = 0.2
 SAPO_TAU_POSITIVE, SAPO_TAU_NEGATIVE = 1.0, 1.05
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Bounds:
     """Where a surrogate stops rewarding a moved policy; see :func:`surrogate`."""
 
@@ -28,7 +28,7 @@ class Bounds:
     dual_clip: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Surrogate:
     """One row of :data:`SURROGATES`: ratio, objective, where it is cut, and what it listens to."""
 

@@ -6,13 +6,13 @@ least (float64 stays).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nbrl.errors import ConfigError, unknown_name
+from nbrl.frozen import frozen
 
 VARIANCE_FLOOR = 1e-8
 
@@ -81,7 +81,7 @@ def whiten(
     return out
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Totals:
     """What an aggregation divides by: counts over a whole optimizer step.
 

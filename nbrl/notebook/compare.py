@@ -5,7 +5,6 @@ May import everything of the house but widgets.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from nbrl.driver.store.reading import Run, open_run
 from nbrl.errors import DataError
+from nbrl.frozen import frozen
 from nbrl.functional.statistics import paired_difference
 
 UNTOLD = ("run", "versions", "parent", "name", "store", "prompts.fingerprint")
@@ -58,7 +58,7 @@ def runs(folder: str | os.PathLike = "runs") -> pd.DataFrame:
     return pd.DataFrame(rows, columns=None if rows else ["folder", "run"]).set_index("folder")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class Comparison:
     """Two runs at matched steps, paired by prompt; differences are ``b - a``.
 

@@ -10,11 +10,12 @@ every group counts as old as the version it was admitted under.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from nbrl.config import Overlap, check_config
 from nbrl.errors import StepError
+from nbrl.frozen import frozen
 from nbrl.rules import is_whole, whole_problems
 from nbrl.stages.messages import (
     Admit,
@@ -36,7 +37,7 @@ from nbrl.stages.messages import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Plan:
     """What a run wants, fixed from its start.
 
@@ -60,7 +61,7 @@ class Plan:
         return self.num_groups + round(self.num_groups * self.overlap.over_sampling)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Group:
     """A group in the machine: the cohort and version it began in, and the samples to come."""
 
@@ -70,7 +71,7 @@ class Group:
     missing: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Buffer:
     """Where a run stands; ``Buffer()`` is its start.
 

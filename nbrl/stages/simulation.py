@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from nbrl.errors import DataError
+from nbrl.frozen import frozen
 from nbrl.stages.buffer import Plan, advance, begin
 from nbrl.stages.messages import (
     Admit,
@@ -32,7 +33,7 @@ from nbrl.types import Rollouts
 Sample = tuple[int, int]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Durations:
     """How long the parts of a run take, in seconds.
 
@@ -64,7 +65,7 @@ class Durations:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class Simulation:
     """A run that was counted through.
 

@@ -5,16 +5,17 @@ May import ``samples`` beside it.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 
+from nbrl.frozen import frozen
 from nbrl.types.samples import Advantaged
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class LossComparison:
     """What each of several losses would do to the same batch.
 
@@ -54,7 +55,7 @@ class LossComparison:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class ScoreDiff:
     """How two scorings of the same samples differ: ``a`` is before, ``b`` after.
 
@@ -117,7 +118,7 @@ class ScoreDiff:
         return f"ScoreDiff({what}{int(row['samples'])} samples, {', '.join(parts)})"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class RewardCheck:
     """What a reward does on samples at hand: a question a row, ``look`` where one should.
 

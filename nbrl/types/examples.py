@@ -8,7 +8,7 @@ until a session's tokenizer adds the token columns. May import ``errors``, and `
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ import pandas as pd
 import pyarrow as pa
 
 from nbrl.errors import unknown_name
+from nbrl.frozen import frozen
 from nbrl.types import columns, storage
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class Kind:
     """What one kind of examples consists of.
 
@@ -83,7 +84,7 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class Examples:
     """Rows to learn from, one an example, each with an id that no other row of the data has.
 

@@ -6,7 +6,7 @@ own fields stand beside its spec in the manifest, its tables in Parquet.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,12 @@ import pandas as pd
 import pyarrow as pa
 
 from nbrl.errors import DataError
+from nbrl.frozen import frozen
 from nbrl.types import storage
 from nbrl.types.samples import Scored
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Metric:
     """A number and what it is a mean over.
 
@@ -31,7 +32,7 @@ class Metric:
     of: str = "step"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class StepResult:
     """One update of the policy.
 
@@ -80,7 +81,7 @@ class StepResult:
         return f"StepResult({head}, {', '.join(parts)}{more})"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class Probe:
     """What one loss would do to a batch, without doing it.
 
@@ -131,7 +132,7 @@ class Probe:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class Evaluation:
     """Held-out quality: pass@k with bootstrap intervals over prompts.
 
@@ -173,7 +174,7 @@ class Evaluation:
         return f"Evaluation(version {self.version}, {', '.join(parts)})"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class History:
     """What a loop did: one record a training step, in order.
 

@@ -11,7 +11,7 @@ May import ``errors``, and ``columns``, ``schemas`` and ``storage`` beside it.
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import pandas as pd
 import pyarrow as pa
 
 from nbrl.errors import DataError
+from nbrl.frozen import frozen
 from nbrl.types import columns, storage
 from nbrl.types.schemas import (
     ADVANTAGED_COLUMNS,
@@ -30,7 +31,7 @@ from nbrl.types.schemas import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class Prompts:
     """Questions, one a row, each with an id that no other row of the data has.
 
@@ -88,7 +89,7 @@ class Prompts:
         return f"Prompts({len(self)} prompts, {labelled} with a label)"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class Rollouts:
     """Sampled answers, one a row, with the prompts they answer.
 
@@ -168,7 +169,7 @@ class Rollouts:
         return f"Rollouts({len(self)} samples of {len(self.prompts)} prompts{share})"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class Scored:
     """Rewards, one row a sample, in the order of the rollouts they belong to.
 
@@ -238,7 +239,7 @@ class Scored:
         return f"Scored({len(self)} samples, {mean}{bad})"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class Advantaged:
     """A training batch: advantages for every policy token of the scored samples it contains.
 

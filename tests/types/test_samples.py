@@ -120,7 +120,7 @@ def test_values_are_frozen_and_change_by_copies():
     for value in values_of(chain).values():
         with pytest.raises(dataclasses.FrozenInstanceError):
             value.table = None
-        with pytest.raises((AttributeError, TypeError)):
+        with pytest.raises(dataclasses.FrozenInstanceError):
             value.other = 1
     rollouts = chain.scored.rollouts
     column = pa.array([[0.5] * (n + 2) for n in range(4)], pa.list_(pa.float32()))

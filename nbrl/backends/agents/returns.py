@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nbrl.errors import DataError
+from nbrl.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen()
 class EnvironmentReward:
     """A reward function for ``score``: what the environment said in an episode, added up.
 

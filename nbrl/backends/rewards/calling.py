@@ -8,13 +8,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from nbrl.backends.rewards.loading import SAMPLE_PARAMETERS, RewardFn
 from nbrl.errors import ConfigError, RewardError
+from nbrl.frozen import frozen
 
 Advance = Callable[[int, int], None]
 Row = Mapping[str, Any]
@@ -22,7 +23,7 @@ CONCURRENT = 64
 """How many calls of an async reward are under way at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(kw_only=False)
 class Reward:
     """What a reward function may return where a bare number says too little.
 
@@ -36,7 +37,7 @@ class Reward:
     extras: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@frozen()
 class Outcome:
     """What one reward said of one sample.
 

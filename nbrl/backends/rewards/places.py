@@ -6,11 +6,12 @@ May import ``errors``. Nothing is asked or loaded here.
 import importlib.util
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from nbrl.errors import ConfigError, all_problems
+from nbrl.frozen import frozen
 
 TOKEN_VARIABLE = "NBRL_REWARD_TOKEN"
 ROUTE = "/get_reward"
@@ -18,7 +19,7 @@ DTYPES = ("float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(kw_only=False)
 class RewardServer:
     """Where rewards are asked for over HTTP, as one of the rewards of ``session.score``.
 
@@ -87,7 +88,7 @@ def _with_route(url: str) -> str:
     return url if urlsplit(url).path not in ("", "/") else url.rstrip("/") + ROUTE
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(kw_only=False)
 class RewardModel:
     """A model that scores a text by one number, as one of the rewards of ``session.score``.
 

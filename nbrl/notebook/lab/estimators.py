@@ -4,12 +4,12 @@ May import ``stages``, ``types`` and the neighbour ``views``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from nbrl.config import KL, Shaping
+from nbrl.frozen import frozen
 from nbrl.notebook.reprs.markup import card, table
 from nbrl.notebook.views.browse import browse
 from nbrl.stages.comparison import Asked, compare_estimators, summarize_estimators
@@ -20,7 +20,7 @@ MOST_ROWS = 12
 MOST_COLUMNS = 12
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@frozen(eq=False)
 class EstimatorLab:
     """Advantages of several estimators on one frozen ``Scored``; the first is the yardstick.
 
