@@ -383,29 +383,52 @@ def print_of(function) -> str:
     return load_reward(function).fingerprint
 
 
-def test_a_fingerprint_follows_what_the_function_rests_on(monkeypatch):
-    def weighed(weight):
-        return lambda response: weight
+class Scorer:
+    def __init__(self, weight: float):
+        self.weight = weight
 
-    def with_default(weight):
-        def reward(response, w=weight):
-            return w
+    def __call__(self, response: str) -> float:
+        return self.weight
 
-        return reward
 
-    class Scorer:
-        def __init__(self, weight):
-            self.weight = weight
+class Slotted:
+    __slots__ = ("weight",)
+    __init__ = Scorer.__init__
+    __call__ = Scorer.__call__
 
-        def __call__(self, response):
-            return self.weight
 
-    def scaled(response, scale):
-        return scale
+class Inherited(Scorer):
+    pass
 
-    for make in (weighed, with_default, Scorer, lambda w: functools.partial(scaled, scale=w)):
-        assert print_of(make(1.0)) == print_of(make(1.0))
-        assert print_of(make(1.0)) != print_of(make(2.0))
+
+def scaled(response: str, scale: float) -> float:
+    return scale
+
+
+def with_default(weight: float):
+    def reward(response, w=weight):
+        return w
+
+    return reward
+
+
+MADE_WITH_A_WEIGHT = {
+    "closure": lambda weight: lambda response: weight,
+    "default": with_default,
+    "attribute": Scorer,
+    "slot": Slotted,
+    "inherited": Inherited,
+    "partial": lambda weight: functools.partial(scaled, scale=weight),
+}
+
+
+@pytest.mark.parametrize("make", MADE_WITH_A_WEIGHT.values(), ids=MADE_WITH_A_WEIGHT)
+def test_a_fingerprint_follows_the_values_a_reward_holds(make):
+    assert print_of(make(1.0)) == print_of(make(1.0))
+    assert print_of(make(1.0)) != print_of(make(2.0))
+
+
+def test_a_fingerprint_follows_what_the_function_names(monkeypatch):
     before = print_of(uses_helper)
     assert before == print_of(uses_helper)
     monkeypatch.setitem(globals(), "FACTOR", 3.0)

@@ -225,13 +225,15 @@ def test_what_does_not_go_together_is_said_at_once(session):
 def test_packed_rows_fit_as_padded_ones_do(open_tiny):
     found = []
     for packed in (False, True):
-        session = open_tiny(packed=packed)
+        # AdamW's first steps move an element whose gradient is rounding noise by the whole lr, so a
+        # lr that the second step's figures do not feel keeps the bar on what packing computes
+        session = open_tiny(packed=packed, lr=1e-6)
         history = session.fit(PAIRS[:8], nbrl.DPO(), batch_size=4, held_out=PAIRS[8:])
         found.append(history.records)
     for one, two in zip(*found, strict=True):
         for name in ("loss", "margin", "grad_norm"):
-            assert two[name] == pytest.approx(one[name], abs=1e-4), name
-    assert found[1][-1]["held_out_loss"] == pytest.approx(found[0][-1]["held_out_loss"], abs=1e-4)
+            assert two[name] == pytest.approx(one[name], rel=1e-5, abs=1e-6), name
+    assert found[1][-1]["held_out_loss"] == pytest.approx(found[0][-1]["held_out_loss"], abs=1e-6)
 
 
 def test_packing_that_cannot_keep_rows_apart_is_refused(tmp_path):

@@ -11,7 +11,8 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType
+from contextlib import suppress
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
@@ -98,10 +99,22 @@ def _of_same_module(function: FunctionType, value: Any) -> bool:
 def _object(value: Any, seen: set[int]) -> Iterator[str]:
     """The type's name, its code where Python holds it, and the object's own attributes."""
     yield f"{type(value).__module__}.{type(value).__qualname__}"
-    call = type(value).__dict__.get("__call__")
-    if isinstance(call, FunctionType):
-        yield from _class(type(value), seen)
-        yield from _mapping(value.__dict__ if "__dict__" in dir(value) else {}, seen)
+    kinds = [kind for kind in type(value).__mro__ if kind is not object]
+    if any(isinstance(kind.__dict__.get("__call__"), FunctionType) for kind in kinds):
+        for kind in kinds:
+            yield from _class(kind, seen)
+        yield from _mapping(_attributes(value), seen)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """An object's own attributes, those in slots too."""
+    found = dict(value.__dict__) if "__dict__" in dir(value) else {}
+    for kind in type(value).__mro__:
+        for name, member in kind.__dict__.items():
+            if isinstance(member, MemberDescriptorType):
+                with suppress(AttributeError):
+                    found[name] = member.__get__(value)
+    return found
 
 
 def _class(kind: type, seen: set[int]) -> Iterator[str]:
